@@ -13,7 +13,7 @@ import math
 import re
 from pathlib import Path
 
-from testbed.show.report.svg import Drawing, standalone
+from testbed.show.report.svg import Drawing, svg_document
 
 PAGE = Path(__file__).parents[1] / "docs/evidence/design-points.md"
 PICTURE = PAGE.parent / "design-points" / "measured.svg"
@@ -91,7 +91,7 @@ def main() -> None:
     drawing.text(_at(PUBLISHED) + 4, bottom + 30, "37.59 % less time", "tick")
     drawing.root.set("width", str(total))
     PICTURE.parent.mkdir(parents=True, exist_ok=True)
-    PICTURE.write_text(standalone(drawing.root, STYLE))
+    PICTURE.write_text(svg_document(drawing.root, STYLE))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from testbed.cli.experiments.explore import RESULT
 from testbed.show.report.exploration import sensitivity_chart
-from testbed.show.report.svg import CHART_WIDTH, standalone
+from testbed.show.report.svg import CHART_WIDTH, svg_document
 
 PICTURES = Path(__file__).parents[1] / "docs/evidence/design-points"
 STYLE = """
@@ -42,7 +42,7 @@ def main() -> None:
         root.insert(0, ET.Element("rect", {"class": "page", "width": "100%", "height": "100%"}))
         root.set("width", str(CHART_WIDTH))
         picture = PICTURES / f"{file.parent.name}.svg"
-        picture.write_text(standalone(root, STYLE))
+        picture.write_text(svg_document(root, STYLE))
         print(picture)
 
 

@@ -28,7 +28,7 @@ from testbed.comm.replicas.effective_training import (
 )
 from testbed.measure.results.replication import ReplicaLoss, Replication
 from testbed.measure.results.result import Result
-from testbed.show.report.svg import Axis, Drawing, standalone
+from testbed.show.report.svg import Axis, Drawing, svg_document
 
 LEFT, RIGHT, TOP, BOTTOM, WIDTH, HEIGHT = 60, 190, 20, 320, 860, 360
 MORE_REPLICAS = 64
@@ -100,7 +100,7 @@ def picture(curves: dict[str, FailureCost]) -> str:
         drawing.text(
             axis(math.log(PAPER_MTBF_S)) + 8, up(effective) + 14, f"{effective:.0%}, {words}, as published"
         )
-    return standalone(drawing.root, STYLE)
+    return svg_document(drawing.root, STYLE)
 
 
 def main() -> None:

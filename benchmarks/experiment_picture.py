@@ -13,7 +13,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from testbed.show.report.svg import Axis, Drawing, standalone
+from testbed.show.report.svg import Axis, Drawing, svg_document
 from testbed.spec.units import size_text, time_text
 
 ROW, TOP, LABELS, WIDTH, VALUES = 30, 34, 190, 520, 120
@@ -47,7 +47,7 @@ def main() -> None:
         _panel(drawing, 1, "Longest queue in front of a WAN link", [_queue(v) for v in variants], "queue")
     drawing.root.set("width", str(LABELS + panels * WIDTH))
     options.picture.parent.mkdir(parents=True, exist_ok=True)
-    options.picture.write_text(standalone(drawing.root, STYLE))
+    options.picture.write_text(svg_document(drawing.root, STYLE))
 
 
 Bar = tuple[float, float, float, str]

@@ -37,9 +37,15 @@ from testbed.cli.experiments.confirmation import kendall_tau
 from testbed.measure.results.shards import split_into_shards
 from testbed.prediction.calibration import find_calibration
 from testbed.prediction.search.default_space import usual_space
-from testbed.prediction.search.evaluation import MICROBATCHES, Evaluation, configured, evaluate, wrong_degrees
+from testbed.prediction.search.evaluation import (
+    MICROBATCHES,
+    Evaluation,
+    apply_changes,
+    check_degrees,
+    evaluate,
+)
 from testbed.prediction.search.space import Space
-from testbed.prediction.step_prediction import MOST_PACKETS, predict_variants, prepare_step
+from testbed.prediction.step_prediction import MAX_PACKETS, predict_variants, prepare_step
 from testbed.show.report.variant_text import half_width
 from testbed.spec.errors import ConfigError
 from testbed.spec.scale import Scale
@@ -83,7 +89,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--trials", type=int)
     parser.add_argument("--steps", type=int)
-    parser.add_argument("--packets", type=int, default=MOST_PACKETS)
+    parser.add_argument("--packets", type=int, default=MAX_PACKETS)
     parser.add_argument("--in-a-row", action="store_true")
     parser.add_argument("--jobs")
     parser.add_argument("--table", action="store_true")
@@ -133,9 +139,9 @@ def fitting(base: Scenario, changes: Changes) -> tuple[str, tuple[Changes, float
     """What makes it another than others, the changes and the predicted step; None for what does not fit together."""
     try:
         if base.workload.parallelism is not None:
-            if wrong_degrees(base, changes) is not None:
+            if check_degrees(base, changes) is not None:
                 return None
-            changed = configured(base, changes)
+            changed = apply_changes(base, changes)
             assert changed.workload.schedule is not None
             changes = {**changes, MICROBATCHES: changed.workload.schedule.microbatches}
             tried = evaluate(base, Space({}, changes).numbered(0))
@@ -191,7 +197,7 @@ def _folders(folder: Path) -> list[Path]:
     return [own for own in every if (own / "summary.json").exists()]
 
 
-def measured(folder: Path, packets: int = MOST_PACKETS, *, in_a_row: bool = False) -> Iterator[Pair]:
+def measured(folder: Path, packets: int = MAX_PACKETS, *, in_a_row: bool = False) -> Iterator[Pair]:
     """Of a run, all variants; what the model says of them today. packets: that it plays at the most."""
     summary = json.loads((folder / "summary.json").read_text())
     scenario = load_scenario(folder / "scenario.yaml")
@@ -231,7 +237,7 @@ def means_in_a_row(scenario: Scenario, scale: Scale, packets: int) -> dict[str, 
         step = prepare_step(job, job.scenario.algorithms[0], find_calibration("virtual"), packets=packets)
         if step.network.packets:
             name = shard.variant or scenario.variant_names[0]
-            found.setdefault(name, []).extend(step.in_a_row(networks, shard.trials))
+            found.setdefault(name, []).extend(step.step_times(networks, shard.trials))
     return {name: statistics.fmean(steps_s) for name, steps_s in found.items()}
 
 

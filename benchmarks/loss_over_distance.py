@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 import yaml
 
 import testbed
-from testbed.show.report.svg import Axis, Drawing, standalone
+from testbed.show.report.svg import Axis, Drawing, svg_document
 
 ROOT = Path(__file__).parents[1]
 PEERS = ROOT / ".venv-peers" / "bin" / "python"
@@ -308,7 +308,7 @@ def picture(runs: list[dict[str, Any]]) -> str:
             dots = zip(xs, map(down, medians(seeds[number])[1:]), strict=True)
             for start, end in pairwise(dots):
                 drawing.line(start, end, f"way-{number}")
-    return standalone(drawing.root, STYLE)
+    return svg_document(drawing.root, STYLE)
 
 
 def main() -> None:

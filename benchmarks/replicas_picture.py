@@ -12,7 +12,7 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 
 from testbed.show.report.shared_sections import replicas_chart
-from testbed.show.report.svg import standalone
+from testbed.show.report.svg import svg_document
 
 MARGIN = 8
 STYLE = """
@@ -40,7 +40,7 @@ def main() -> None:
     page = ET.Element("rect", {"fill": "#ffffff", "x": str(-MARGIN), **size})
     root.insert(0, page)
     options.picture.parent.mkdir(parents=True, exist_ok=True)
-    options.picture.write_text(standalone(root, STYLE))
+    options.picture.write_text(svg_document(root, STYLE))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import math
 from pathlib import Path
 
 import testbed
-from testbed.show.report.svg import Axis, Drawing, standalone
+from testbed.show.report.svg import Axis, Drawing, svg_document
 from testbed.spec.units import time_text
 
 SCENARIOS = Path(__file__).parents[1] / "scenarios/transports"
@@ -76,7 +76,7 @@ def main() -> None:
             off = "" if took_s is None else f"{(step_s / took_s - 1) * 100:+.1f} %"
             took = "" if took_s is None else time_text(took_s)
             print(f"| {variant} | {time_text(step_s)} | {took} | {off} | {verdict} |")
-    (options.folder / "step-transports.svg").write_text(standalone(drawing.root, STYLE))
+    (options.folder / "step-transports.svg").write_text(svg_document(drawing.root, STYLE))
 
 
 if __name__ == "__main__":

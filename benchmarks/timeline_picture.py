@@ -9,7 +9,7 @@ import argparse
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
-from testbed.show.report.charts import median_step, steps_of, timeline_chart
+from testbed.show.report.charts import median_step, step_spans, timeline_chart
 from testbed.show.report.run_data import load_run
 from testbed.spec.units import time_text
 
@@ -41,7 +41,7 @@ def main() -> None:
         step = median_step(own)
         if step is None:
             parser.error(f"no samples of {name}")
-        begin, end = steps_of(own)[step]
+        begin, end = step_spans(own)[step]
         durations[name] = end - begin
     root = ET.Element("svg", {"xmlns": NAMESPACE.strip("{}")})
     ET.SubElement(root, "style").text = STYLE

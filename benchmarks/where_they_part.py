@@ -21,7 +21,7 @@ from pathlib import Path
 from testbed.measure.results.records import SAMPLES
 from testbed.prediction.calibration import VIRTUAL, find_calibration
 from testbed.prediction.routes import route_network
-from testbed.prediction.step_prediction import MOST_PACKETS, predict_step
+from testbed.prediction.step_prediction import MAX_PACKETS, predict_step
 from testbed.spec.scale import Scale
 from testbed.spec.scenario import load_scenario
 from testbed.workload.job.job import Job, job_of
@@ -56,7 +56,7 @@ def main() -> None:
     parser.add_argument("variant")
     parser.add_argument("--more-than", type=float, default=0.3)
     parser.add_argument("--first", type=int, default=12)
-    parser.add_argument("--packets", type=int, default=MOST_PACKETS, help="as `testbed predict` has it")
+    parser.add_argument("--packets", type=int, default=MAX_PACKETS, help="as `testbed predict` has it")
     options = parser.parse_args()
     scale = Scale(json.loads((options.run / "summary.json").read_text())["scale"]["size_scale"])
     calibration = find_calibration(VIRTUAL)

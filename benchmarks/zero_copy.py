@@ -24,7 +24,7 @@ from typing import Any
 
 from testbed.net.paths import network_of
 from testbed.prediction.simulation import simulate
-from testbed.show.report.svg import Axis, Drawing, standalone
+from testbed.show.report.svg import Axis, Drawing, svg_document
 from testbed.spec.overrides import preset_transport
 from testbed.spec.scale import Scale
 from testbed.spec.topology import load_topology
@@ -166,7 +166,7 @@ def picture(found: list[dict[str, Any]]) -> str:
         for start, end in pairwise(line):
             drawing.line(start, end, f"c{number}")
         drawing.text(WIDTH - RIGHT + 8, line[-1][1] + 4, distance, f"c{number}")
-    return standalone(drawing.root, STYLE)
+    return svg_document(drawing.root, STYLE)
 
 
 def main() -> None:

@@ -26,7 +26,7 @@ from testbed.measure.results.sweep_result import Sweep
 from testbed.net.fabric.fabric_state import command_in_host
 from testbed.net.fabric.network import Fabric
 from testbed.prediction.search import Exploration, Search, SearchProgress
-from testbed.prediction.step_prediction import MOST_PACKETS, Prediction, Predictions  # noqa: F401 (testbed.Prediction)
+from testbed.prediction.step_prediction import MAX_PACKETS, Prediction, Predictions  # noqa: F401 (testbed.Prediction)
 from testbed.spec.errors import ConfigError  # noqa: F401 (testbed.ConfigError)
 from testbed.spec.policy import DEFAULT_POLICY
 from testbed.spec.scenario import Scenario, load_scenario
@@ -56,7 +56,7 @@ def load(source: Source, set: Mapping[str, Any] | None = None) -> Scenario:
     return load_scenario(source if isinstance(source, Mapping) else Path(source), changes)
 
 
-def predict(scenario: Scenario | Source, clock: str = "virtual", packets: int = MOST_PACKETS) -> Predictions:
+def predict(scenario: Scenario | Source, clock: str = "virtual", packets: int = MAX_PACKETS) -> Predictions:
     """Predict step times with the step model, at the scale of a run; nothing is built or sent.
 
     Args:

@@ -20,7 +20,7 @@ from xml.etree import ElementTree
 from measuring import SCENARIOS, measured, predicted
 
 from testbed.show.report.serving import load_chart
-from testbed.show.report.svg import standalone
+from testbed.show.report.svg import svg_document
 from testbed.spec.scenario import load_scenario
 
 SCENARIO = "partitions.yaml"
@@ -129,7 +129,7 @@ def main() -> None:
     chart = load_chart(variants)
     assert chart is not None
     style = files("testbed.show.report").joinpath("templates/drawing.css").read_text(encoding="utf-8")
-    (options.folder / f"{stem}.svg").write_text(standalone(ElementTree.fromstring(chart), style))
+    (options.folder / f"{stem}.svg").write_text(svg_document(ElementTree.fromstring(chart), style))
     lines = [
         "| setup | full at | limited by | most within, by the model | of those tried | J | $ a million |",
         "|---|---|---|---|---|---|---|",

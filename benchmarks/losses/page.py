@@ -22,7 +22,7 @@ from packets import FOUND as ON_PACKETS
 
 from testbed.comm.transport.rdma.wire import HEADERS_BYTES
 from testbed.net.paths.datagram_recovery import RecoveryForm
-from testbed.show.report.svg import Axis, Drawing, standalone
+from testbed.show.report.svg import Axis, Drawing, svg_document
 
 COLOURS = dict(
     zip(
@@ -63,7 +63,7 @@ def picture(found: Found, runs: list[dict[str, Any]]) -> str:
         for column, size in enumerate(SHOWN):
             left, top = LEFT + column * PANEL, TOP + row * (HEIGHT + GAP)
             _panel(drawing, found, runs if row == 0 else [], left, top, size, field, title)
-    return standalone(drawing.root, STYLE)
+    return svg_document(drawing.root, STYLE)
 
 
 def _panel(

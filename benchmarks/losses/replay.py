@@ -65,8 +65,8 @@ class Clock(EventQueue):
 
     def run(self, until_s: float) -> None:
         """All that is before."""
-        while self.agenda and self.agenda[0][0] <= until_s:
-            self.now_s, _, action = heapq.heappop(self.agenda)
+        while self.heap and self.heap[0][0] <= until_s:
+            self.now_s, _, action = heapq.heappop(self.heap)
             action()
         self.now_s = max(self.now_s, until_s)
 
@@ -175,7 +175,7 @@ def replayed(path: PacketPath, own: list[Sent], sent: list[Seen]) -> list[float]
         there_s: list[float] = []
         sender.send(one.size_bytes, Event(), lambda: None, lambda own=there_s: own.append(clock.now_s))  # type: ignore[misc]
         while not there_s:
-            clock.run(clock.agenda[0][0])
+            clock.run(clock.heap[0][0])
         took.append(line.last_s - (one.at_s - start_s))
     return took
 

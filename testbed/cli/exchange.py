@@ -20,8 +20,8 @@ from testbed.show.exchange import (
     export_graphml,
     export_metrics,
     export_mininet,
-    exported_job,
     import_topology,
+    load_job,
     log_to_mlflow,
     log_to_wandb,
     parse_hosts,
@@ -94,7 +94,7 @@ def export(
         _report(write_job(JobTrace.read(source), output), [])
         return
     if to in ("chakra", "astra-sim"):
-        job = exported_job(source, overrides or [], variant)
+        job = load_job(source, overrides or [], variant)
         if to == "chakra":
             _report(export_chakra(job, output), list(job.lost()))
         else:

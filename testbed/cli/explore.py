@@ -35,9 +35,9 @@ from testbed.show.report.exploration_findings import (
     BEST,
     best_of,
     describe_findings,
-    difference,
-    found_words,
-    paired,
+    describe_results,
+    difference_text,
+    pair_rows,
 )
 from testbed.spec.scenario import load_scenario
 from testbed.spec.units import size_text, time_text
@@ -101,7 +101,7 @@ def explore(
             print_summary(confirmed.result, console if as_json else shown)
         if not as_json:
             rows = compared_rows(explored.document, confirmed.result)
-            _print_sentences(found_words(explored.document, rows), shown)  # now with its certainty
+            _print_sentences(describe_results(explored.document, rows), shown)  # now with its certainty
         if (right := confirmed.agreement) is not None and not as_json:
             shown.print(
                 f"Model error: median {right.median_error:.1%}, worst {right.worst_error:.1%}; "
@@ -161,11 +161,11 @@ def _print_search(explored: experiment.Explored, console: Console, *, confirming
     rows = compared_rows(document)
     # with --confirm, certainty is reported after the run
     _print_sentences(
-        found_words(document, rows) if confirming else describe_findings(document, rows), console
+        describe_results(document, rows) if confirming else describe_findings(document, rows), console
     )
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     table.add_column("configuration", overflow="fold")
-    shown = paired(rows)
+    shown = pair_rows(rows)
     best = best_of(rows)
     tailed = any(row["tail_s"] not in (None, row["step_time_s"]) for row in shown)
     tuned = any(row["tuned"] for row in shown)
@@ -177,7 +177,7 @@ def _print_search(explored: experiment.Explored, console: Console, *, confirming
     for row in shown:
         given, memory_bytes = row["as_given"], row["memory_bytes"]
         table.add_row(
-            ": ".join(filter(None, (row["name"], difference(best, row))))
+            ": ".join(filter(None, (row["name"], difference_text(best, row))))
             if row["kind"] == BEST
             else row["of"],
             time_text(row["step_time_s"]),

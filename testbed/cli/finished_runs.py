@@ -17,7 +17,7 @@ from testbed.cli.run_output import show_progress
 from testbed.measure.results.result import Result
 from testbed.measure.results.run_directory import chown_to_sudo_user
 from testbed.show.report import write_report
-from testbed.show.report.run_comparison import Comparison, compare_runs, unequal_words
+from testbed.show.report.run_comparison import Comparison, compare_runs, describe_unequal_work
 from testbed.spec.units import time_text
 
 EXIT_DIFFERENT = 4
@@ -87,7 +87,7 @@ def _print(found: Comparison, as_json: bool) -> None:
         table.add_row(held.name, *times, ratio, low_high, verdicts)
     console.print(table)
     for held in found.variants:
-        if words := unequal_words(held):
+        if words := describe_unequal_work(held):
             console.print(words, markup=False, soft_wrap=True)
     if found.alone:
         console.print(f"In one run only: {', '.join(found.alone)}.")

@@ -19,7 +19,7 @@ from testbed.measure.results.training_summary import describe_time_split, summar
 from testbed.prediction.dry_run import dry_runs, schedule_csv
 from testbed.prediction.step_flops import step_work
 from testbed.show.report.terminal import print_not_emulated, print_training_steps
-from testbed.show.report.variant_text import work_words
+from testbed.show.report.variant_text import predicted_rates_text
 from testbed.spec.base_model import look_up
 from testbed.spec.overrides import preset_changes
 from testbed.spec.scale import Scale
@@ -81,7 +81,7 @@ def _print(found: dict[str, dict[str, Any]], scenario: Scenario) -> None:
     console.print(table)
     own = {name: scenario.variant(name) if scenario.variants else scenario for name in found}
     for name, entry in found.items():
-        if words := work_words(name, step_work(own[name]), entry["step_time_s"]):
+        if words := predicted_rates_text(name, step_work(own[name]), entry["step_time_s"]):
             console.print(words)
         waiting = "pipeline bubbles" if "schedule" in entry else "waiting for others"
         console.print(f"{name}: {describe_time_split(entry, waiting)}.")

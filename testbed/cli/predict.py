@@ -20,11 +20,11 @@ from testbed.cli.experiments import predict as predicting
 from testbed.cli.options import MODEL_CLOCK, RUN_CLOCK, JsonOption, OverridesOption
 from testbed.measure.results.serving_result import Serving
 from testbed.prediction.step_flops import step_work
-from testbed.prediction.step_prediction import MOST_PACKETS
-from testbed.show.report.exploration_findings import short_queue_words
-from testbed.show.report.serving import serving_words
+from testbed.prediction.step_prediction import MAX_PACKETS
+from testbed.show.report.exploration_findings import describe_short_queues
+from testbed.show.report.serving import describe_serving
 from testbed.show.report.terminal import FEW, print_training_steps
-from testbed.show.report.variant_text import work_words
+from testbed.show.report.variant_text import predicted_rates_text
 from testbed.spec.scenario import load_scenario
 from testbed.spec.units import size_text, time_text
 
@@ -48,7 +48,7 @@ def predict(
             help="Maximum number of packets to simulate individually, about 10 us each: those of a step, the steps "
             "before it and, on lossy links, all loss draws. Steps with more are simulated as fluid flows.",
         ),
-    ] = MOST_PACKETS,
+    ] = MAX_PACKETS,
     as_json: JsonOption = False,
 ) -> None:
     """Predict a scenario's step times with a model of its network; nothing is built or sent.
@@ -79,19 +79,19 @@ def predict(
     console.print(table)
     variants = {name: loaded.variant(name) for name in loaded.variant_names}
     for name, entry in found.items() if len(found) <= FEW else ():
-        if words := work_words(name, step_work(variants[name]), entry.step_time_s):
+        if words := predicted_rates_text(name, step_work(variants[name]), entry.step_time_s):
             console.print(words)
     print_training_steps((one.workload.training_steps_per_step for one in variants.values()), console)
     for name, entry in found.items():
         served = None if entry.serving is None else Serving.model_validate(entry.serving)
-        for words in serving_words(name, served):
+        for words in describe_serving(name, served):
             console.print(words, soft_wrap=True)
     for what in dict.fromkeys(what for entry in found.values() for what in entry.unmodelled):
         names = [name for name, entry in found.items() if what in entry.unmodelled]
         of = "" if len(names) == len(found) else f" (of {', '.join(names)})"
         console.print(f"\nnot included, as the model does not cover it: {what}{of}", soft_wrap=True)
     if short := list(dict.fromkeys(one for entry in found.values() for one in entry.short_queues)):
-        console.print(f"\n{short_queue_words(short)}", soft_wrap=True)
+        console.print(f"\n{describe_short_queues(short)}", soft_wrap=True)
     scaled = "" if predicted.scale.is_one else f", {predicted.scale}"
     how = ", packet by packet" if all(entry.by_packets for entry in found.values()) else ""
     console.print(

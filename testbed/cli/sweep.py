@@ -25,7 +25,7 @@ from testbed.cli.options import (
 from testbed.cli.run_output import EXIT_UNTRUSTED, show_progress
 from testbed.measure.results.run_directory import default_path
 from testbed.measure.results.sweep_result import Sweep, SweepFigure
-from testbed.show.report.sweep import CAPTION, PAGE, TABLE, lacking
+from testbed.show.report.sweep import CAPTION, PAGE, TABLE, missing_libraries
 from testbed.show.report.sweep_findings import Curves, Maps, Panel, arrange_series, describe_sweep
 from testbed.spec.scenario import load_scenario
 from testbed.spec.sweep_axes import parse_axes
@@ -103,7 +103,7 @@ def sweep(
         print(json.dumps(found.document(), indent=1))
     else:
         _print(found, shown)
-    for words in lacking():
+    for words in missing_libraries():
         console.print(words, markup=False, soft_wrap=True)
     console.print(
         f"page: {folder / PAGE}; table: {folder / TABLE}; for a paper: {folder / CAPTION}", soft_wrap=True

@@ -1,1 +1,1 @@
-"""The model of a step, and what is built on it: configuration search and sweeps."""
+"""Step-time prediction from a model of the network, with configuration search and sweeps on top of it."""

@@ -1,7 +1,7 @@
-"""What the model of a step takes from the emulator, as `testbed calibrate` measured it: an entry per clock, in a file.
+"""Calibration of the step model against the emulator, as `testbed calibrate` measures it: a file, one entry per clock.
 
-Looked for in `$TESTBED_CALIBRATION`, then where kernels of the virtual clock are kept, per user and per machine; of a
-clock that nobody has calibrated here the package's own is taken.
+The file is looked up in `$TESTBED_CALIBRATION`, then where virtual-clock kernels are kept, per user and per machine. A
+clock that was not calibrated here has the values shipped with the package.
 """
 
 from __future__ import annotations
@@ -33,15 +33,19 @@ LINK_ENGINE = "link_engine"
 
 
 class BadCalibration(RunError):
-    """A file that is none; the message says which and why."""
+    """A calibration file cannot be used; the message says which and why."""
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """Of one clock. losses: by congestion control. made: with what, when.
+    """The model's parameters for one clock.
 
-    message_s, byte_s: what software takes at each end of a message, emulated seconds; None: as the scenario has it.
-    mending: of transports that mend losses themselves, by how they do, a factor to what the closed form says of it.
+    Attributes:
+        losses: Response to losses by congestion control.
+        message_s: Software cost at each end of a message, emulated seconds; None for the scenario's.
+        byte_s: The same per byte.
+        made: Date, kernel and link engine of the calibration.
+        mending: Factor to the closed form of transports that recover losses themselves, by recovery method.
     """
 
     losses: Mapping[str, LossResponse]
@@ -51,13 +55,13 @@ class Calibration:
     mending: Mapping[str, float] = field(default_factory=dict)
 
     def mending_factor(self, probed_as: str) -> float:
-        """Of one way to mend losses; 1.0 where it was not probed."""
+        """Return the factor of a loss recovery method; 1.0 if it was not probed."""
         return self.mending.get(probed_as, 1.0)
 
     def response(self, congestion_control: str, model: str | None = None) -> LossResponse:
-        """To losses, of one that was calibrated, else as its model says, or the usual one's.
+        """Return a congestion control's response to losses: calibrated, else of its model, else of the default control.
 
-        congestion_control: by the kernel's name. model: what the model knows it by, if by another.
+        congestion_control: the kernel's name. model: the model's name for it, if different.
         """
         if (measured := self.losses.get(congestion_control)) is not None:
             return measured
@@ -65,7 +69,7 @@ class Calibration:
         return own or self.losses.get(FALLBACK_CONTROL) or LossResponse()
 
     def software(self, transport: TransportSpec, scale: Scale) -> Software:
-        """What messages take at each end, and operations beside them; emulated."""
+        """Return the software costs per message and per operation; emulated."""
         found = modelled_software(transport, scale)
         if self.message_s is None or self.byte_s is None:
             return found
@@ -74,32 +78,32 @@ class Calibration:
 
     @property
     def link_engine(self) -> str:
-        """Of the emulator that was calibrated."""
+        """The calibrated link engine."""
         return self.made.get(LINK_ENGINE, NETEM)
 
     @property
     def words(self) -> str:
-        """Which it is, for people."""
+        """A short description for people."""
         return calibration_words(self.made)
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> Calibration:
-        """The inverse of dataclasses.asdict, after a way through JSON."""
+        """Parse the JSON form of `dataclasses.asdict`."""
         losses = {name: LossResponse(**entry) for name, entry in document["losses"].items()}
-        # files that were made before there were probes of datagrams have none of those
+        # older files have no probes of datagrams
         mending = document.get("mending", {})
         return cls(losses, document["message_s"], document["byte_s"], document["made"], mending=dict(mending))
 
 
 def calibration_words(made: Mapping[str, str]) -> str:
-    """By when and with what it was made."""
+    """Describe a calibration by its date and kernel."""
     if "created" not in made:
         return "no calibration"
     return f"the calibration of {made['created'][:10]} (Linux {made.get('kernel', 'unknown')})"
 
 
 def find_calibration(clock: str) -> Calibration:
-    """The one in use for a clock, `virtual` or `real`. BadCalibration."""
+    """Return the calibration in use for a clock, `virtual` or `real`. Raises BadCalibration."""
     for file in _files():
         if _is_there(file) and clock in (entries := _read(file)):
             return entries[clock]
@@ -112,17 +116,17 @@ def _shipped() -> dict[str, Calibration]:
 
 
 def file_in_use() -> Path | None:
-    """The file of this machine's own calibrations; None where there is none."""
+    """Return the file with this machine's own calibrations; None if there is none."""
     return next((file for file in _files() if _is_there(file)), None)
 
 
 def environment() -> dict[str, str]:
-    """With which a process elsewhere on this machine, or in a guest, finds the same."""
+    """Return the environment with which another process on this machine, or in a guest, finds the same file."""
     return {VARIABLE: str(file_in_use() or _files()[0])}
 
 
 def write_calibration(clock: str, calibration: Calibration, file: Path | None = None) -> Path:
-    """Write it, beside that of the other clock; returns the file. BadCalibration, OSError."""
+    """Store a clock's calibration, keep the other clock's, and return the file. Raises BadCalibration, OSError."""
     target = file or _to_write()
     entries = _read(target) if target.exists() else {}
     document = {name: asdict(entry) for name, entry in {**entries, clock: calibration}.items()}
@@ -140,7 +144,7 @@ def _files() -> list[Path]:
 
 
 def _is_there(file: Path) -> bool:
-    """Whether whoever asks can see it: in a guest the home is root's, and who started the guest need not be root."""
+    """Whether the file exists and is visible: in a guest the home is root's, and the guest's user need not be root."""
     try:
         return file.exists()
     except PermissionError:
@@ -148,7 +152,7 @@ def _is_there(file: Path) -> bool:
 
 
 def _to_write() -> Path:
-    """As with kernels: root's serves all users of the machine."""
+    """Return the file to write: as for kernels, root's serves all users."""
     return _files()[-1] if os.geteuid() == 0 else _files()[0]
 
 
@@ -162,7 +166,7 @@ def _read(file: Path) -> dict[str, Calibration]:
         ) from None
 
 
-@lru_cache(4)  # it is read time and again
+@lru_cache(4)  # read repeatedly
 def _parsed(file: Path, changed_ns: int, size_bytes: int) -> dict[str, Calibration]:
     return _parse(file.read_text())
 

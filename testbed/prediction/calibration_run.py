@@ -1,9 +1,9 @@
-"""Probes of the emulator, and what the model learns from them: software's cost, and what losses do to connections.
+"""Calibration probes of the emulator, and the fit of the model's parameters to them.
 
-A probe is messages there and back between two hosts, one after the other. Clean ones of two sizes give what a message
-and a byte cost where software costs what it costs. Lossy ones, per congestion control, go over two distances: long
-messages by the window that losses leave, short ones by how late a lost packet comes. Transports that mend losses
-themselves have a closed form for all of that; of each way to mend them the probes give one factor to what it says.
+A probe sends messages back and forth between two hosts, one after the other. Loss-free probes of two sizes give the
+software cost of a message and of a byte, on the clock where software takes time. Lossy probes, per congestion control,
+cover two distances: long messages show the window under losses, short ones the delay of a lost packet. Transports that
+recover losses themselves have a closed form; the probes give one factor to it per recovery method.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from testbed.workload.job.job import Job, job_of
 
 CONTROLS = ("reno", "cubic", "bbr")
 DELAYS = ("1 ms", "20 ms")
-# Size of a message, how many of them. How late a lost packet comes shows where messages are within the windows that
-# losses leave; BBR, which has none, takes 17 to 20 round trips for a loss with 64 kB, 11 to 12 with 256 kB, 1 MB, 3 MB.
+# Size and number of messages. The delay of a lost packet shows where messages are smaller than the windows under
+# losses. BBR has no such windows: a loss takes 17 to 20 round trips with 64 kB, 11 to 12 with 256 kB, 1 MB and 3 MB.
 SHORT, MIDDLING, LONG = ("64 kB", 100), ("1 MB", 50), ("16 MB", 5)
-# Losses of long messages are so many that windows come to what is usual.
+# Long messages lose so many packets that windows reach their steady state.
 LOSSES = {SHORT: ("1 %",), MIDDLING: ("1 %",), LONG: ("0.05 %", "0.2 %")}
 WINDOWS: list[float] = np.geomspace(0.4, 2.5, 12).tolist()
 RECOVERIES: list[float] = np.linspace(0.0, 20.0, 26).tolist()
-# around the best of those: factors; round trips
+# refinement around the best of those: factors; round trips
 NEAR: list[float] = np.geomspace(0.9, 1.1, 9).tolist()
 NEARER: list[float] = np.linspace(-0.4, 0.4, 9).tolist()
 NEARBY: list[float] = np.geomspace(0.85, 1 / 0.85, 17).tolist()
 
-# Of how losses are mended: what is lost. Erasure codes have to send again only where more is lost than parity mends.
+# Loss rates by recovery method. Erasure codes retransmit only what parity cannot recover.
 NEAR_AND_FAR = ((MIDDLING, "1 ms"), (MIDDLING, "20 ms"), (LONG, "20 ms"))
 MENDED: Mapping[str, tuple[tuple[tuple[str, int], str, str], ...]] = {
     "go_back_n": tuple((*sent, "1 %") for sent in NEAR_AND_FAR),
@@ -51,7 +51,7 @@ MENDED: Mapping[str, tuple[tuple[tuple[str, int], str, str], ...]] = {
     "xor": ((MIDDLING, "20 ms", "5 %"),),
     "rdma": ((LONG, "20 ms", "0 %"), *((*sent, "0.2 %") for sent in NEAR_AND_FAR)),
 }
-# which of those send each lost packet again once, or tell of each loss that they went back for it
+# methods that retransmit each lost packet once, or count each go-back
 ONE_BY_ONE = ("selective_repeat", "nack", "rdma")
 FACTORS: list[float] = np.geomspace(0.25, 4.0, 13).tolist()
 
@@ -74,9 +74,9 @@ _BASE: Mapping[str, Any] = {
 
 @dataclass(frozen=True)
 class MeasuredProbe:
-    """What a probe took: name of its variant, median real seconds, whether that is to be trusted.
+    """The result of a probe: its variant, the median in real seconds, and whether the figure can be trusted.
 
-    mended: how many losses its transport is known to have mended, by packets sent again or by having gone back.
+    mended: number of losses that its transport is known to have recovered, by retransmission or by going back.
     """
 
     name: str
@@ -87,22 +87,22 @@ class MeasuredProbe:
 
 @dataclass(frozen=True)
 class Fit:
-    """What was learnt; the model's errors on the probes with it, as parts of what was measured."""
+    """The fitted calibration, and the model's relative errors on the probes with it."""
 
     calibration: Calibration
     errors: Mapping[str, float]
 
     @property
     def median_error(self) -> float:
-        """Without signs."""
+        """The median absolute error."""
         return statistics.median(map(abs, self.errors.values()))
 
 
 def probe_scenario(cards: bool = True) -> Scenario:
-    """The scenario to run; its variants are the probes. cards: whether hosts can have some with verbs."""
+    """Return the scenario with the probes as variants. cards: whether hosts can have RDMA devices."""
     variants: dict[str, dict[str, Any]] = {}
     for (size, count), delay in itertools.product((SHORT, MIDDLING, LONG), DELAYS):
-        sent = [one for one in CONTROLS if (size, count) in (_late(one), LONG)]
+        sent = [one for one in CONTROLS if (size, count) in (_delay_probe(one), LONG)]
         clean = [("reno", "0 %")] if "reno" in sent else []
         for control, loss in [*clean, *itertools.product(sent, LOSSES[size, count])]:
             name = f"{control}-{delay}-{loss}-{size}".lower().replace(" ", "").replace("%", "")
@@ -126,7 +126,7 @@ def probe_scenario(cards: bool = True) -> Scenario:
     return Scenario.model_validate({**_BASE, "variants": variants})
 
 
-# no card is quicker than the link: nothing slows it down, and the link's queue would be what is measured
+# the NIC is no faster than the link, so that the link's queue is not what is measured
 _CARDS = {
     "transport.kind": "rdma",
     **{f"topology.buildings.{name}.nic.rate": "500 Mbit/s" for name in ("east", "west")},
@@ -137,25 +137,25 @@ def _datagrams(recovery: str) -> dict[str, Any]:
     return {"transport.kind": "datagram", "transport.datagram.recovery": recovery}
 
 
-def _late(control: str) -> tuple[str, int]:
-    """The messages by which it is seen how late a lost packet comes."""
+def _delay_probe(control: str) -> tuple[str, int]:
+    """Return the messages that show the delay of a lost packet."""
     return SHORT if find_control(control).goes_by_losses else MIDDLING
 
 
 def fit(
     scenario: Scenario, measured: Sequence[MeasuredProbe], scale: Scale, clock: str, made: Mapping[str, str]
 ) -> Fit:
-    """What the probes' run says.
+    """Fit a calibration to measured probes.
 
     Args:
         scenario: Its variants are the probes.
-        measured: What they took.
-        scale: That of their run.
-        clock: Whose calibration it is.
-        made: With what, when.
+        measured: Their results.
+        scale: Of the run.
+        clock: That it was run with.
+        made: Date, kernel and link engine.
 
     Raises:
-        ValueError: Where too few of the figures are to be trusted.
+        ValueError: Too few of the figures can be trusted.
     """
     found = {probe.name: scale.emulated_s(probe.step_time_s) for probe in measured if probe.trusted}
     if len(found) < len(measured) / 2:
@@ -164,20 +164,20 @@ def fit(
     engine = calibration.link_engine
     counted = {probe.name: probe.mended for probe in measured if probe.mended is not None}
     probed = {
-        name: (_as_lost(job_of(scenario.variant(name), scale, engine), counted.get(name)), took_s)
+        name: (_with_counted_losses(job_of(scenario.variant(name), scale, engine), counted.get(name)), took_s)
         for name, took_s in found.items()
     }
     if clock == REAL:
-        clean = [own for own in probed.values() if not _loss(own[0]) and _mended(own[0]) is None]
+        clean = [own for own in probed.values() if not _loss_of(own[0]) and _recovery_of(own[0]) is None]
         message_s, byte_s = _costs(clean)
         calibration = replace(calibration, message_s=message_s, byte_s=byte_s)
     for control in CONTROLS:
-        own = [one for one in probed.values() if _loss(one[0]) and _control(one[0]) == control]
+        own = [one for one in probed.values() if _loss_of(one[0]) and _control_of(one[0]) == control]
         if own:
             response = _response(control, own, calibration)
             calibration = replace(calibration, losses={**calibration.losses, control: response})
     for mended in MENDED:
-        own = [one for one in probed.values() if _loss(one[0]) and _mended(one[0]) == mended]
+        own = [one for one in probed.values() if _loss_of(one[0]) and _recovery_of(one[0]) == mended]
         if own:
             factor = _factor(mended, own, calibration)
             calibration = replace(calibration, mending={**calibration.mending, mended: factor})
@@ -185,9 +185,9 @@ def fit(
     return Fit(calibration, errors)
 
 
-def _as_lost(job: Job, mended: int | None) -> Job:
-    """With as many losses as there were, where it is told: a hundred that are to be expected are 90 or 110."""
-    if _mended(job) not in ONE_BY_ONE or not mended:
+def _with_counted_losses(job: Job, mended: int | None) -> Job:
+    """Set the loss rate to the losses that were counted, if known: of a hundred expected there may be 90 or 110."""
+    if _recovery_of(job) not in ONE_BY_ONE or not mended:
         return job
     packet = job.wiring.transport.packet(job.topology.mtu)
     payload_bytes = packet_payload_bytes(job.topology) if packet is None else packet.payload_bytes
@@ -197,29 +197,29 @@ def _as_lost(job: Job, mended: int | None) -> Job:
     return job_of(lossy, job.scale, job.link_engine)
 
 
-def _loss(job: Job) -> float:
+def _loss_of(job: Job) -> float:
     return job.topology.wan[0].a_to_b.mean_loss
 
 
-def _control(job: Job) -> str | None:
-    return job.scenario.transport.congestion_control if _mended(job) is None else None
+def _control_of(job: Job) -> str | None:
+    return job.scenario.transport.congestion_control if _recovery_of(job) is None else None
 
 
-def _mended(job: Job) -> str | None:
-    """How its transport mends losses itself; None of TCP."""
+def _recovery_of(job: Job) -> str | None:
+    """Return how a probe's transport recovers losses itself; None for TCP."""
     mends = job.wiring.transport.mends
     return None if mends is None else mends.probed_as
 
 
 def _step_s(job: Job, calibration: Calibration) -> float:
-    # messages one after the other: the mean is exact, and does not jump between values that are tried; but of several
-    # queue pairs a message waits for the one that loses most
-    draws = DRAWS if _mended(job) == "rdma" and _loss(job) else 0
+    # messages follow each other, so the mean is exact and changes smoothly between candidates; but with several queue
+    # pairs a message waits for the one that loses most
+    draws = DRAWS if _recovery_of(job) == "rdma" and _loss_of(job) else 0
     return predict_step(job, job.scenario.algorithms[0], calibration, draws=draws, packets=0).step_time_s
 
 
 def _costs(clean: Sequence[tuple[Job, float]]) -> tuple[float, float]:
-    """Of a message and of a byte at each end: least squares of what the model without any lacks, each as its part."""
+    """Return the costs per message and per byte at each end: least squares of the relative error without any costs."""
     free = Calibration({}, message_s=0.0, byte_s=0.0)
     rows, lacking = [], []
     for job, took_s in clean:
@@ -234,34 +234,34 @@ def _costs(clean: Sequence[tuple[Job, float]]) -> tuple[float, float]:
 
 
 def _response(control: str, probed: Sequence[tuple[Job, float]], calibration: Calibration) -> LossResponse:
-    """What makes the squares of the model's errors, as logarithms, least: of shorter messages, then of long ones."""
-    late = [one for one in probed if _exchange(one[0]).messages == _late(control)[1]]
+    """Fit a response by least squares of the log errors: the delay on shorter messages, the window on long ones."""
+    late = [one for one in probed if _exchange(one[0]).messages == _delay_probe(control)[1]]
     long = [one for one in probed if _exchange(one[0]).messages == LONG[1]]
 
-    def least(own: Sequence[tuple[Job, float]], some: Iterable[LossResponse]) -> LossResponse:
-        def wrong(response: LossResponse) -> float:
+    def fit_least(own: Sequence[tuple[Job, float]], some: Iterable[LossResponse]) -> LossResponse:
+        def error(response: LossResponse) -> float:
             tried = replace(calibration, losses={control: response})
             return sum(math.log(_step_s(job, tried) / took_s) ** 2 for job, took_s in own)
 
-        return min(some, key=wrong)
+        return min(some, key=error)
 
-    best = least(late, [LossResponse(recovery=value) for value in RECOVERIES])
-    best = least(late, [replace(best, recovery=max(0.0, best.recovery + more)) for more in NEARER])
+    best = fit_least(late, [LossResponse(recovery=value) for value in RECOVERIES])
+    best = fit_least(late, [replace(best, recovery=max(0.0, best.recovery + more)) for more in NEARER])
     if not find_control(control).goes_by_losses:
         return best
-    best = least(long, [replace(best, window=value) for value in WINDOWS])
-    return least(long, [replace(best, window=best.window * factor) for factor in NEAR])
+    best = fit_least(long, [replace(best, window=value) for value in WINDOWS])
+    return fit_least(long, [replace(best, window=best.window * factor) for factor in NEAR])
 
 
 def _factor(mended: str, probed: Sequence[tuple[Job, float]], calibration: Calibration) -> float:
-    """To what mending takes by its closed form; the squares as above."""
+    """Fit the factor to a recovery method's closed form, by least squares of the log errors."""
 
-    def wrong(factor: float) -> float:
+    def error(factor: float) -> float:
         tried = replace(calibration, mending={mended: factor})
         return sum(math.log(_step_s(job, tried) / took_s) ** 2 for job, took_s in probed)
 
-    best = min(FACTORS, key=wrong)
-    return min((best * near for near in NEARBY), key=wrong)
+    best = min(FACTORS, key=error)
+    return min((best * near for near in NEARBY), key=error)
 
 
 def _exchange(job: Job) -> ExchangeSpec:

@@ -1,4 +1,9 @@
-"""What of a connection between ranks is the same for all of its messages; and one that nothing can happen to."""
+"""Per-connection state of the fluid model: lossless channels, state kept between steps, hop-by-hop transfers, pacing.
+
+Messages sent at once move from one slow link's queue to the next, and each link serves first come, first served. A
+message that waits in a later queue no longer occupies the links before it. So it flows hop by hop, each hop ending with
+a slow link. A hop starts when the first packet has passed the previous one.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +21,10 @@ from testbed.prediction.fluid import AT_ONCE, Fluid
 
 @dataclass(eq=False, slots=True)
 class Channel:
-    """Of a connection, by its key.
+    """What is constant for all messages of one connection.
 
-    plain: nothing is lost on its paths, and there is no first pace. hops: whether it is one path, known link by link.
-    timed: by bytes of a message, those with all that goes with it, and its latency, where that is always the same.
+    plain: no path loses packets and there is no slow-start ramp. hops: the connection has one path, known link by link.
+    timed: cached wire size and latency by message size, where the latency is constant.
     """
 
     key: object
@@ -32,7 +37,7 @@ class Channel:
 
     @classmethod
     def of(cls, key: object, paths: Sequence[Path], network: Network) -> Channel:
-        """Over these paths."""
+        """Build the channel of a connection over these paths."""
         lossless = all(path.lossy is None for path in paths)
         return cls(
             key,
@@ -44,7 +49,7 @@ class Channel:
         )
 
     def is_queued(self, fluid: Fluid, size_bytes: float, turn: int | None) -> bool:
-        """Whether all of a message is in queues at once, and losses are theirs alone."""
+        """Whether the whole message fits into queues at once, so that it is simulated hop by hop."""
         return self.hops and turn is not None and size_bytes <= fluid.holds_bytes(self.key, self.shares)
 
     def send(
@@ -54,54 +59,56 @@ class Channel:
         size_bytes: float,
         latency_s: float,
         turn: int | None,
-        taken: Event,
-        left: Callable[[], None],
-        come: Callable[[], None],
+        accepted: Event,
+        on_sent: Callable[[], None],
+        on_arrival: Callable[[], None],
     ) -> None:
-        """A message on a plain one: as `Connections.send` has it."""
+        """Send a message on a plain channel, with the callbacks of `Connections.send`."""
         until_s = clock.now_s + fluid.ahead_s(self.key, self.shares, size_bytes)
 
         def sent() -> None:
-            clock.later(latency_s + max(0.0, until_s - clock.now_s), come)
-            left()
-            self.buffer.leave(size_bytes)
+            clock.call_later(latency_s + max(0.0, until_s - clock.now_s), on_arrival)
+            on_sent()
+            self.buffer.remove(size_bytes)
 
         fluid.send(self.key, self.shares, size_bytes, sent, turn=turn)
-        self.buffer.put(size_bytes, taken)
+        self.buffer.put(size_bytes, accepted)
 
 
 class PersistentConnections(Protocol):
-    """Connections that are the same ones in the next step."""
+    """Connections that outlive one simulated step."""
 
     @property
-    def kept(self) -> ConnectionState:
-        """Themselves."""
+    def state(self) -> ConnectionState:
+        """The connections' state."""
 
     @property
     def overflowed(self) -> bool:
-        """Whether queues have had no room."""
+        """Whether any queue has overflowed."""
 
-    def go_on(self, agenda: EventQueue) -> None:
-        """By another's time, from its beginning."""
+    def continue_on(self, events: EventQueue) -> None:
+        """Continue on another event queue, from its start."""
 
     def send(
-        self, ends: Ends, dscp: int, size_bytes: float, taken: Event, left: Action, come: Action
+        self, ends: Ends, dscp: int, size_bytes: float, accepted: Event, on_sent: Action, on_arrival: Action
     ) -> None:
-        """A message."""
+        """Send a message."""
 
     def open(self, ranks: int, before: Warmup) -> None:
-        """Go round once."""
+        """Send one round of the warm-up ring."""
 
     def shift(self, seconds: float) -> None:
-        """So much has gone by."""
+        """Move all recorded times `seconds` back."""
 
 
 class ConnectionState(NamedTuple):
-    """What connections, by their keys, keep from one step to the next.
+    """What connections, by key, keep from one step to the next.
 
-    lossy: windows over paths that lose packets, which are the same ones later on. paces: packets that were
-    delivered in a round trip, of those whose first pace is less than the path's rate. fluid: empty between steps, it
-    remembers rates. packets: of a step that is played packet by packet, all of them.
+    Attributes:
+        lossy: Congestion windows of connections over lossy paths.
+        paces: Packets delivered per round trip, of connections still below their path's rate.
+        fluid: Idle between steps, but it caches rates.
+        packets: All connections of a step that is simulated packet by packet.
     """
 
     lossy: Mapping[object, LossyWindow]
@@ -111,7 +118,7 @@ class ConnectionState(NamedTuple):
 
     @property
     def matters(self) -> bool:
-        """Whether a step is another one with it."""
+        """Whether this state changes the next step."""
         return bool(self.lossy or self.paces or self.packets)
 
 
@@ -119,11 +126,18 @@ NO_STATE = ConnectionState({}, {})
 
 
 class Warmup(NamedTuple):
-    """What ranks do on the same connections before: go round a ring so many times, then so many steps.
+    """What ranks do on the same connections before the returned step: ring rounds, then whole steps.
 
-    messages: of each rank to the next each time, in so many pieces, which follow on those of the rank before. told:
-    steps after all that, at the most, of which the median is told, until one takes what the one before it took. trials:
-    that the run measures in one network, as many as are told where nothing but opening windows makes steps differ.
+    Attributes:
+        message_bytes: Size of a ring message.
+        pieces: Pieces per ring message; each follows the same piece of the previous rank.
+        messages: Messages from each rank to the next per round.
+        times: Ring rounds.
+        steps: Warm-up steps after the rounds.
+        most_steps: Maximum number of steps after the warm-up; their median is returned. Simulation stops early once a
+            step takes as long as the one before it.
+        trials: Steps that a real run measures in one network. At least as many are simulated where only opening windows
+            make steps differ.
     """
 
     message_bytes: float = 0.0
@@ -131,7 +145,7 @@ class Warmup(NamedTuple):
     messages: int = 0
     times: int = 0
     steps: int = 0
-    told: int = 1
+    most_steps: int = 1
     trials: int = 1
 
 
@@ -139,7 +153,10 @@ NO_WARMUP = Warmup()
 
 
 class HopSegment(NamedTuple):
-    """As a connection of its own. packet_s: what a packet takes in its slowest part; delay_s: on to the next queue."""
+    """A section of a path that the fluid treats as its own connection.
+
+    packet_s: time of a full packet in its slowest part. delay_s: delay to the next queue.
+    """
 
     key: object
     shares: PartShares
@@ -148,7 +165,7 @@ class HopSegment(NamedTuple):
 
 
 def split_by_hop(key: object, path: Path, capacities: Mapping[str, float]) -> tuple[HopSegment, ...]:
-    """One for each link that is not much quicker than the slowest; delays are taken for alike."""
+    """Split a path after each link that is not much faster than the slowest; the delay is divided evenly."""
     rates = [capacities[name] for name in path.parts]
     slow = [place for place, rate in enumerate(rates) if place and rate < AT_ONCE * min(rates)]
     ends = [0, *(place + 1 for place in slow[:-1]), len(rates)]
@@ -166,59 +183,63 @@ def split_by_hop(key: object, path: Path, capacities: Mapping[str, float]) -> tu
 
 @dataclass(eq=False)
 class HopTransfer:
-    """A message, or a piece of one. packet_bytes: of a full packet; rest_s: from leaving the last leg to being there.
+    """A message, or a piece of one, that moves hop by hop.
 
-    turn: in the first queue. follows: its connection has its share already. gone: called when it has left the last leg,
-    with the seconds until it is there.
+    packet_bytes: of a full packet. rest_s: time from leaving the last hop to arrival. turn: its rank in the first
+    queue. follows: the message starts as earlier ones arrive, so its connection has its share already. on_sent: called
+    when it has left the last hop, with the seconds until it arrives.
     """
 
     clock: Clock
     fluid: Fluid
-    legs: Sequence[HopSegment]
+    segments: Sequence[HopSegment]
     size_bytes: float
     packet_bytes: float
     rest_s: float
     turn: int | None
     follows: bool
-    gone: Callable[[float], None]
+    on_sent: Callable[[float], None]
     until_s: float = 0.0
-    over: int = 0
+    completed: int = 0
 
-    def begin(self, number: int = 0) -> None:
-        """The leg of this number, and those behind it."""
-        leg, fluid, last = self.legs[number], self.fluid, number + 1 == len(self.legs)
-        shares = [leg.shares]
-        ahead_s = 0.0 if self.follows else fluid.ahead_s(leg.key, shares, self.size_bytes)
-        before_s = self.until_s + self.legs[number - 1].delay_s if number else 0.0
-        self.until_s = max(before_s, self.clock.now_s + ahead_s)
+    def start(self, number: int = 0) -> None:
+        """Send over the hop of this number, and then over those after it."""
+        segment, fluid, last = self.segments[number], self.fluid, number + 1 == len(self.segments)
+        shares = [segment.shares]
+        ahead_s = 0.0 if self.follows else fluid.ahead_s(segment.key, shares, self.size_bytes)
+        previous_s = self.until_s + self.segments[number - 1].delay_s if number else 0.0
+        self.until_s = max(previous_s, self.clock.now_s + ahead_s)
         turn = fluid.next_turn() if number else self.turn
         if last:
-            fluid.send(leg.key, shares, self.size_bytes, self._through, turn=turn)
+            fluid.send(segment.key, shares, self.size_bytes, self._segment_done, turn=turn)
             return
         first_bytes = min(self.size_bytes, self.packet_bytes)
-        self.rest_s -= leg.packet_s * first_bytes / self.packet_bytes + leg.delay_s
+        self.rest_s -= segment.packet_s * first_bytes / self.packet_bytes + segment.delay_s
 
-        def first() -> None:
-            self.clock.later(leg.delay_s, lambda: self.begin(number + 1))
+        def on_first() -> None:
+            self.clock.call_later(segment.delay_s, lambda: self.start(number + 1))
             if first_bytes == self.size_bytes:
-                self._through()
+                self._segment_done()
 
-        fluid.send(leg.key, shares, first_bytes, first, turn=turn)
+        fluid.send(segment.key, shares, first_bytes, on_first, turn=turn)
         if first_bytes < self.size_bytes:
-            fluid.send(leg.key, shares, self.size_bytes - first_bytes, self._through, turn=turn)
+            fluid.send(segment.key, shares, self.size_bytes - first_bytes, self._segment_done, turn=turn)
 
-    def _through(self) -> None:
-        """One of the legs."""
-        self.over += 1
-        if self.over == len(self.legs):
-            self.gone(max(0.0, self.rest_s) + max(0.0, self.until_s - self.clock.now_s))
+    def _segment_done(self) -> None:
+        """Count a completed hop."""
+        self.completed += 1
+        if self.completed == len(self.segments):
+            self.on_sent(max(0.0, self.rest_s) + max(0.0, self.until_s - self.clock.now_s))
 
 
 @dataclass(eq=False)
 class SlowStartRamp:
-    """Of a connection whose first pace is less than its path's rate, both in packets per second. gain: see above.
+    """The initial pacing of a congestion control that paces by the delivered rate.
 
-    packets: that were delivered in a round trip at the most.
+    It sends at a gain times the most packets delivered in one round trip. That is slow on a long path with little to
+    send: a message takes a third of a round trip to leave, whatever its size. BBR starts at 2.89 initial windows per
+    round trip.
+    gain: see above. rate: the path's rate in packets per second. packets: the most delivered in one round trip.
     """
 
     gain: float
@@ -227,22 +248,22 @@ class SlowStartRamp:
     packets: float = INITIAL_WINDOW_PACKETS
     until_s: float = -math.inf
     since_s: float = -math.inf
-    counted: float = 0.0
+    delivered: float = 0.0
 
-    def left_s(self, packets: float, now_s: float) -> float:
-        """When so many more have left. What leaves in one round trip is measured, and the next has a pace by that."""
+    def departure_s(self, packets: float, now_s: float) -> float:
+        """Return when this many more packets have left; each round trip's deliveries set the next one's pace."""
         at_s = max(now_s, self.until_s)
         while packets > 0:
-            pace = self.gain * self.packets / self.round_trip_s
-            if pace >= self.rate:
+            rate_now = self.gain * self.packets / self.round_trip_s
+            if rate_now >= self.rate:
                 at_s += packets / self.rate
                 break
             if at_s >= self.since_s + self.round_trip_s:
-                self.since_s, self.counted = at_s, 0.0
-            some = min(packets, pace * (self.since_s + self.round_trip_s - at_s))
-            at_s += some / pace
-            self.counted += some
-            self.packets = max(self.packets, self.counted)
-            packets -= some
+                self.since_s, self.delivered = at_s, 0.0
+            sent = min(packets, rate_now * (self.since_s + self.round_trip_s - at_s))
+            at_s += sent / rate_now
+            self.delivered += sent
+            self.packets = max(self.packets, self.delivered)
+            packets -= sent
         self.until_s = at_s
         return at_s

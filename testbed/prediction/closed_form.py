@@ -1,11 +1,11 @@
-"""A closed form for a step's time, some tens of microseconds per configuration: what to play on the model of the step.
+"""Closed form for a step's time, some tens of microseconds per configuration, to select what is worth simulating.
 
 A pipeline with m microbatches and p ranks takes m + (p - 1) / v turns of its slowest stage (Narayanan et al. 2021,
-section 2.2, arXiv:2104.04473), what sends more than it computes taking as long as it sends; what is sent within a stage
-is added, gathers of parameters as far as computing does not hide them. Where backward is split, weight gradients fill
-the bubble (Qi et al. 2023, arXiv:2401.10241). Replicas' gradients go after the last microbatch. Links are those of the
-scenario's network, shared by all groups of a kind at once; different kinds do not get in each other's way, and policies
-are all alike.
+section 2.2, arXiv:2104.04473). A stage that sends longer than it computes counts with its sending time. Communication
+within a stage is added, parameter gathers as far as compute does not hide them. With a split backward, weight gradients
+fill the bubble (Qi et al. 2023, arXiv:2401.10241). Replicas' gradients follow the last microbatch. Links are those of
+the scenario's network, shared by all groups of a kind at once; different kinds do not interfere, and policies make no
+difference.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ from testbed.workload.schedules import find_schedule
 from testbed.workload.stages import Sizes, Stage, layer_counts, model_stages
 
 Changes = Mapping[str, Any]
-"""Values of a scenario that differ, by path."""
+"""Changed values of a scenario, by path."""
 
-# by kind of traffic: the collective, the dimension that says by which algorithm, what it is unless said
+# by kind of traffic: collective, dimension that selects the algorithm, default algorithm
 _COLLECTIVES = {
     REPLICATE: ("all_reduce", REPLICATE, ""),
     FSDP: ("all_gather", SHARD, "ring"),
@@ -60,17 +60,18 @@ COLLECTIVES = PARALLELISM + "collectives"
 
 @dataclass(frozen=True)
 class _Shape:
-    """What configurations with the same degrees in the same order have alike."""
+    """What configurations with the same degrees in the same order share."""
 
     mesh: Mesh
-    paces: Mapping[str, IdleCost]
+    costs: Mapping[str, IdleCost]
 
 
 @dataclass(frozen=True)
 class _Work:
-    """Of the slowest stage for one microbatch: forward, gradients of inputs, of weights, with what it sends within.
+    """Times of the slowest stage per microbatch, including communication within it.
 
-    message_s: of what goes to the next stage, latency_s until it is there. end_s: of gradients after the last one.
+    forward_s, input_s, weight_s: forward, input gradients, weight gradients. message_s: sending to the next stage.
+    latency_s: until it arrives. end_s: gradient synchronisation after the last microbatch.
     """
 
     forward_s: float
@@ -82,22 +83,22 @@ class _Work:
 
 
 def replicas(scenario: Scenario) -> int:
-    """How many ranks have sequences of their own, where each stands for one accelerator."""
+    """Return how many ranks have their own sequences, where each rank is one accelerator."""
     parallelism = scenario.workload.parallelism
     assert parallelism is not None
     return parallelism.data_parallel_replicate_degree * parallelism.data_parallel_shard_degree
 
 
 def sequences(scenario: Scenario) -> int:
-    """Of a step, of all ranks together."""
+    """Return the sequences of a step over all ranks."""
     schedule = scenario.workload.schedule or ScheduleSpec()
     return replicas(scenario) * scenario.workload.local_batch_size * schedule.microbatches
 
 
 class Screener:
-    """Says what configurations of a scenario should take, roughly.
+    """Estimates step times of a scenario's configurations.
 
-    most: that it should be asked of; coarse: beginnings of the paths to ask of where it looks at more.
+    most: number of configurations to estimate at most. coarse: path prefixes to vary where there are more.
     """
 
     most = 2_000_000  # half a minute
@@ -131,7 +132,7 @@ class Screener:
         self._works: dict[object, _Work | None] = {}
 
     def looks_at(self, path: str) -> bool:
-        """Whether it knows of values at that path of a scenario; by others it cannot tell configurations."""
+        """Whether the estimate depends on the value at this path of a scenario."""
         last = path.rpartition(".")[2]
         if path.startswith(PARALLELISM):
             known = ("placement", "accelerators_per_rank", *(f"{name}_degree" for name in DEGREES))
@@ -141,7 +142,7 @@ class Screener:
         return path in ("workload.local_batch_size", "algorithms") or path.startswith("topology")
 
     def step_s(self, changes: Changes) -> float | None:
-        """Seconds; None for what does not fit."""
+        """Return the estimate in seconds; None for an invalid configuration."""
 
         def value(path: str) -> Any:
             return changes.get(path, self._base[path])
@@ -168,10 +169,10 @@ class Screener:
         degrees = tuple(
             changes.get(path, self._base[path]) for path in self._base if path.startswith(PARALLELISM)
         )
-        return (str(degrees), _those(changes, ("topology", "algorithms", COLLECTIVES + ".")))
+        return (str(degrees), _key_of(changes, ("topology", "algorithms", COLLECTIVES + ".")))
 
     def _network(self, changes: Changes) -> Network:
-        key = _those(changes, ("topology",))
+        key = _key_of(changes, ("topology",))
         if key not in self._networks:
             own = {path: value for path, value in changes.items() if path.startswith("topology")}
             scenario = self._scenario.changed(own, "a configuration") if own else self._scenario
@@ -205,18 +206,18 @@ class Screener:
         if value("hierarchy") == LEAVES:
             near = leaves_of(self._topology, self._hosts)
         algorithms = self._algorithms(changes)
-        paces = {
+        costs = {
             kind: collective_cost(network, groups.get(kind, []), collective, algorithms[kind], near)
             for kind, (collective, *_) in _COLLECTIVES.items()
         }
         rings = [pair for ring in mesh.groups(CONTEXT) for pair in pairwise((*ring, ring[0]))]
         lines = [pair for line in mesh.groups(PIPELINE) for pair in pairwise(line)]
-        paces[CONTEXT] = pairs_cost(network, rings)
-        paces[PIPELINE] = pairs_cost(network, lines)
-        return _Shape(mesh, paces)
+        costs[CONTEXT] = pairs_cost(network, rings)
+        costs[PIPELINE] = pairs_cost(network, lines)
+        return _Shape(mesh, costs)
 
     def _algorithms(self, changes: Changes) -> dict[str, str]:
-        """By kind of traffic."""
+        """Return the algorithm for each kind of traffic."""
         one = COLLECTIVES + "."
         named = dict(changes.get(COLLECTIVES, self._base[COLLECTIVES]))
         named |= {path.removeprefix(one): how for path, how in changes.items() if path.startswith(one)}
@@ -224,7 +225,7 @@ class Screener:
         found = {}
         for kind, (collective, dimension, otherwise) in _COLLECTIVES.items():
             found[kind] = named.get(dimension, usual.get(kind, otherwise))
-            # of tokens whose counts differ, which go directly; of shared sequences, taken for a ring
+            # uneven tokens go directly; shared sequences count as a ring
             if otherwise and not collective_of(collective).algorithms.has(found[kind]):
                 found[kind] = found[kind] if found[kind] == AUTO else otherwise
         return found
@@ -239,17 +240,18 @@ class Screener:
         return self._works[whole]
 
     def _make_work(self, shape: _Shape, chunks: int, local: int, shared: tuple[Any, Any]) -> _Work | None:
-        """shared: how layers and microbatches are shared out."""
+        """shared: how layers and microbatches are distributed."""
         workload, mesh = self._scenario.workload, shape.mesh
         assert workload.model is not None
         sizes = replace(Sizes.of(workload, workload.itemsize), microbatch_size=local)
         layers, microbatches = shared
-        slower = _slower(mesh, self._slowdowns, microbatches != EVEN) * chunks  # stages as if they went round
-        speeds = [1 / factor for factor in slower] if layers == BY_SPEED and self._slowdowns else ()
+        # as if stages were assigned cyclically
+        slowdowns = _slowdown_by_position(mesh, self._slowdowns, microbatches != EVEN) * chunks
+        speeds = [1 / factor for factor in slowdowns] if layers == BY_SPEED and self._slowdowns else ()
         try:
             given = () if isinstance(layers, str) else layers
-            counts = layer_counts(workload.model, len(slower), speeds, given, sizes.scores)
-            stages = model_stages(workload.model, len(slower), mesh, sizes, counts)
+            counts = layer_counts(workload.model, len(slowdowns), speeds, given, sizes.scores)
+            stages = model_stages(workload.model, len(slowdowns), mesh, sizes, counts)
         except ParallelismError:
             return None
         within: Sequence[IntraNodeModel | None] = [None] * len(stages)
@@ -259,36 +261,36 @@ class Screener:
             within = [of_ranks[rank] for rank in firsts]
         works = [
             _stage_work(stage, shape, factor, own)
-            for stage, factor, own in zip(stages, slower, within, strict=True)
+            for stage, factor, own in zip(stages, slowdowns, within, strict=True)
         ]
         return max(works, key=lambda work: work.forward_s + work.input_s + work.weight_s)
 
 
-def _slower(mesh: Mesh, slowdowns: Mapping[int, float], shared: bool) -> list[float]:
-    """By pipeline position, how much longer its slowest ranks take; where microbatches are shared out by replicas'
-    speed, on average over these."""
+def _slowdown_by_position(mesh: Mesh, slowdowns: Mapping[int, float], shared: bool) -> list[float]:
+    """Return the slowdown of each pipeline position: of its slowest ranks, or averaged over replicas that share
+    microbatches by their speed."""
     of_positions = zip(*slowest_ranks(mesh, slowdowns), strict=True)
     return [len(each) / sum(1 / one for one in each) if shared else max(each) for each in of_positions]
 
 
-def _those(changes: Changes, beginnings: tuple[str, ...]) -> str:
-    """The changes whose paths begin so, as a key."""
+def _key_of(changes: Changes, beginnings: tuple[str, ...]) -> str:
+    """Return a key of the changes whose paths start with these prefixes."""
     return json.dumps({path: value for path, value in changes.items() if path.startswith(beginnings)})
 
 
-def _stage_work(stage: Stage, shape: _Shape, slower: float, within: IntraNodeModel | None) -> _Work:
-    """Two partial sums and two exchanges of tokens per layer and direction, keys and values round the ring.
+def _stage_work(stage: Stage, shape: _Shape, slowdown: float, within: IntraNodeModel | None) -> _Work:
+    """Return a stage's times: two partial sums and token exchanges per layer and direction, keys and values in a ring.
 
-    slower: by which factor computing takes longer.
+    slowdown: factor by which compute takes longer.
     """
-    paces, pipelined = shape.paces, shape.mesh.outside[PIPELINE] > 1
+    costs, pipelined = shape.costs, shape.mesh.outside[PIPELINE] > 1
     forward_s = input_s = weight_s = 0.0
     gathered_s = gathering_s = reduced_s = 0.0
     reduced = 0.0
     for part in stage.parts:
-        own_s = slower * part.forward_s
-        own_input_s = slower * part.input_s
-        within_s = 2 * paces[TENSOR].seconds(part.tensor) + 2 * paces[EXPERT].seconds(part.expert)
+        own_s = slowdown * part.forward_s
+        own_input_s = slowdown * part.input_s
+        within_s = 2 * costs[TENSOR].seconds(part.tensor) + 2 * costs[EXPERT].seconds(part.expert)
         inner_gather_s = inner_reduce_s = 0.0
         if within is not None:
             inner = part.inner
@@ -304,33 +306,33 @@ def _stage_work(stage: Stage, shape: _Shape, slower: float, within: IntraNodeMod
             ).alone_s
             inner_reduce_s += within.collective_time(REPLICATE, "all_reduce", replicated).alone_s
         turns = max(0, shape.mesh.outside[CONTEXT] - 1)
-        ring_s = turns * paces[CONTEXT].seconds(part.context)
-        gather_s = paces[FSDP].seconds(part.gathered + part.expert_gathered) + inner_gather_s
+        ring_s = turns * costs[CONTEXT].seconds(part.context)
+        gather_s = costs[FSDP].seconds(part.gathered + part.expert_gathered) + inner_gather_s
         gathered_s += gather_s
-        gathering_s += paces[FSDP].byte_s * (part.gathered + part.expert_gathered)
+        gathering_s += costs[FSDP].byte_s * (part.gathered + part.expert_gathered)
         hidden_s = 0.0 if pipelined else max(0.0, gather_s - own_s)
         forward_s += own_s + within_s + max(0.0, ring_s - own_s) + hidden_s
         input_s += own_input_s + within_s + max(0.0, 2 * ring_s - own_input_s) + hidden_s
-        weight_s += slower * part.weight_s
-        if paces[FSDP].byte_s:
-            reduced_s += paces[FSDP].seconds(part.reduced + part.expert_reduced)
+        weight_s += slowdown * part.weight_s
+        if costs[FSDP].byte_s:
+            reduced_s += costs[FSDP].seconds(part.reduced + part.expert_reduced)
         reduced_s += inner_reduce_s
         reduced += part.reduced + part.expert_reduced
     shards = shape.mesh.outside[SHARD] * shape.mesh.outside[CONTEXT]
-    end_s = reduced_s + paces[REPLICATE].seconds(reduced / shards)
+    end_s = reduced_s + costs[REPLICATE].seconds(reduced / shards)
     if pipelined:
         end_s += gathered_s
     else:
-        # with one stage all but the first layers' gradients go while the others are computed, and nothing is gathered
+        # with one stage all but the first layer's gradients overlap with compute, and nothing is gathered
         idle_s = max(0.0, input_s + weight_s - gathering_s)
         end_s = max(end_s / max(1, len(stage.parts)), end_s - idle_s)
-    pipe = paces[PIPELINE]
+    pipe = costs[PIPELINE]
     message_s = pipe.byte_s * stage.activation
     return _Work(forward_s, input_s, weight_s, message_s, pipe.latency_s, end_s)
 
 
 def _pipeline_s(work: _Work, ranks: int, microbatches: int, chunks: int, *, split: bool) -> float:
-    """All microbatches through all stages and back; `chunks` stages on each rank."""
+    """Return the time of all microbatches through all stages and back, with `chunks` stages per rank."""
     turn_s = work.forward_s + work.input_s + work.weight_s
     if ranks == 1:
         return microbatches * turn_s * chunks

@@ -1,9 +1,8 @@
-"""A closed form for the step of a job that was recorded: a millisecond or so per configuration.
+"""Closed form for the step of a recorded job, about a millisecond per configuration.
 
-Every rank's operations go on along its streams as they wait for each other, each for as long as its kind of traffic
-takes when all groups of it are busy at once (`idle_rates`); no rank waits. That, or what the busiest part
-of the network carries of all kinds together, whichever takes longer. Links are those of shortest paths, as policies are
-all alike.
+Every rank runs its operations along its streams, by their dependencies. Each takes as long as its kind of traffic with
+all groups of it busy at once (`idle_rates`); ranks do not wait for each other. The result is that, or the load of the
+busiest network part over all kinds of traffic if longer. Paths are shortest paths; policies make no difference.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ PLACEMENT, MAPPING, ALGORITHMS = "workload.placement", "workload.mapping", "work
 
 @dataclass(frozen=True)
 class _Traffic:
-    """A kind of it; collective: "" for messages. algorithm: by which, "" for the scenario's."""
+    """A kind of traffic. collective: "" for messages. algorithm: "" for the scenario's."""
 
     kind: str
     collective: str = ""
@@ -46,7 +45,7 @@ class _Traffic:
 
 @dataclass
 class _Use:
-    """Of a kind of traffic: bytes of the rank that has most; groups, or pairs of which one sends to the other."""
+    """The use of a kind of traffic: bytes of the busiest rank; its groups, or (sender, receiver) pairs."""
 
     size_bytes: float
     joined: set[tuple[int, ...]]
@@ -54,7 +53,7 @@ class _Use:
 
 @dataclass(frozen=True)
 class _Action:
-    """Of a rank: waits for others by their numbers, takes seconds, or as long as so many bytes of a kind of traffic."""
+    """An operation: its dependencies by number, and either its duration or the bytes of a kind of traffic."""
 
     waits: tuple[int, ...]
     seconds: float = 0.0
@@ -63,7 +62,7 @@ class _Action:
 
 
 class RecordedScreener:
-    """Says what configurations of a scenario with a trace should take, roughly; most, coarse: as of `Screener`."""
+    """Estimates step times of a scenario with a trace; `most` and `coarse` as in `Screener`."""
 
     most = 20_000
     coarse = (PLACEMENT, MAPPING, "topology", "algorithms")
@@ -73,29 +72,29 @@ class RecordedScreener:
         self._trace = recorded_trace(scenario.workload)
         self._networks: dict[str, tuple[Network, Sequence[str]]] = {}
         self._orders: dict[str, tuple[int, ...]] = {}
-        self._paces: dict[str, IdleCost] = {}
+        self._costs: dict[str, IdleCost] = {}
 
     def looks_at(self, path: str) -> bool:
-        """Whether it knows of values at that path of a scenario."""
+        """Whether the estimate depends on the value at this path of a scenario."""
         named = (PLACEMENT, MAPPING, ALGORITHMS, "algorithms")
         return path in named or path.startswith((f"{ALGORITHMS}.", "topology"))
 
     def step_s(self, changes: Changes) -> float | None:
-        """Seconds; None for what does not fit."""
+        """Return the estimate in seconds; None for an invalid configuration."""
         seen = {path: value for path, value in changes.items() if self.looks_at(path)}
         try:
-            paces = {traffic: self._pace(traffic, seen) for traffic in self._uses}
+            costs = {traffic: self._cost(traffic, seen) for traffic in self._traffic_uses}
         except ConfigError:
             return None
         busy: dict[str, float] = {}
-        for traffic, pace in paces.items():
-            for part, byte_s in pace.parts.items():
-                busy[part] = busy.get(part, 0.0) + byte_s * self._uses[traffic].size_bytes
-        return max(*(_along(own, paces) for own in self._programs), *busy.values(), 0.0)
+        for traffic, cost in costs.items():
+            for part, byte_s in cost.parts.items():
+                busy[part] = busy.get(part, 0.0) + byte_s * self._traffic_uses[traffic].size_bytes
+        return max(*(_program_s(own, costs) for own in self._programs), *busy.values(), 0.0)
 
     @cached_property
     def _plan(self) -> JobPlan:
-        """As the trace has it, whatever the scenario chooses."""
+        """The plan as recorded, before the scenario's choices."""
         given = {"placement": None, "mapping": None, "algorithms": None}
         workload = self._scenario.workload.model_copy(update=given)
         alone = self._scenario.model_copy(update={"workload": workload, "explore": None})
@@ -103,7 +102,7 @@ class RecordedScreener:
 
     @cached_property
     def _programs(self) -> list[tuple[_Action, ...]]:
-        """What ranks do, once for all that do alike."""
+        """The distinct programs of all ranks."""
         return list(dict.fromkeys(self._program(own) for own in self._plan.ranks))
 
     def _program(self, own: Sequence[Operation]) -> tuple[_Action, ...]:
@@ -117,7 +116,7 @@ class RecordedScreener:
         return _Action(before, 0.0, _traffic_of(operation), float(operation.numel * itemsize))
 
     @cached_property
-    def _uses(self) -> dict[_Traffic, _Use]:
+    def _traffic_uses(self) -> dict[_Traffic, _Use]:
         found: dict[_Traffic, _Use] = {}
         for rank, own in enumerate(self._plan.ranks):
             sizes: Counter[_Traffic] = Counter()
@@ -135,22 +134,23 @@ class RecordedScreener:
                 found[traffic].size_bytes = max(found[traffic].size_bytes, float(size))
         return found
 
-    def _pace(self, traffic: _Traffic, seen: Changes) -> IdleCost:
-        """ConfigError for what the scenario does not take."""
+    def _cost(self, traffic: _Traffic, seen: Changes) -> IdleCost:
+        """Return the cost of a kind of traffic. Raises ConfigError for changes that the scenario does not take."""
         algorithm = self._algorithm(traffic, seen)
         where = {path: value for path, value in seen.items() if not path.startswith(ALGORITHMS)}
         key = json.dumps([traffic.kind, traffic.collective, algorithm, where], sort_keys=True)
-        if key not in self._paces:
+        if key not in self._costs:
             network, buildings = self._network(seen)
             places = {rank: place for place, rank in enumerate(self._order(where))}
             groups = [
-                tuple(places[rank] for rank in members) for members in sorted(self._uses[traffic].joined)
+                tuple(places[rank] for rank in members)
+                for members in sorted(self._traffic_uses[traffic].joined)
             ]
             if traffic.collective:
-                self._paces[key] = collective_cost(network, groups, traffic.collective, algorithm, buildings)
+                self._costs[key] = collective_cost(network, groups, traffic.collective, algorithm, buildings)
             else:
-                self._paces[key] = pairs_cost(network, [(source, target) for source, target in groups])
-        return self._paces[key]
+                self._costs[key] = pairs_cost(network, [(source, target) for source, target in groups])
+        return self._costs[key]
 
     def _algorithm(self, traffic: _Traffic, seen: Changes) -> str:
         if traffic.collective == "all_to_all":
@@ -180,7 +180,7 @@ class RecordedScreener:
         return plan_traffic(plan, self._scenario.workload.itemsize)
 
     def _network(self, seen: Changes) -> tuple[Network, Sequence[str]]:
-        """With the building of every host of a rank."""
+        """Return the network and the building of each rank's host."""
         own = {path: value for path, value in seen.items() if path.startswith("topology")}
         key = json.dumps(own, sort_keys=True)
         if key not in self._networks:
@@ -194,17 +194,17 @@ class RecordedScreener:
 def _traffic_of(operation: GroupCollective | Message) -> _Traffic:
     if isinstance(operation, Message):
         return _Traffic(operation.kind)
-    # of rows whose counts differ, as if they were equal
+    # uneven rows count as if they were even
     if operation.uneven:
         return _Traffic(operation.kind, "all_to_all")
     return _Traffic(operation.kind, operation.collective, operation.algorithm)
 
 
-def _along(program: Sequence[_Action], paces: Mapping[_Traffic, IdleCost]) -> float:
-    """When the last of a rank's operations is over."""
+def _program_s(program: Sequence[_Action], costs: Mapping[_Traffic, IdleCost]) -> float:
+    """Return when the last of a rank's operations ends."""
     ends: list[float] = []
     for action in program:
         begin_s = max([ends[number] for number in action.waits], default=0.0)
-        seconds = paces[action.traffic].seconds(action.size_bytes) if action.traffic else action.seconds
+        seconds = costs[action.traffic].seconds(action.size_bytes) if action.traffic else action.seconds
         ends.append(begin_s + seconds)
     return max(ends, default=0.0)

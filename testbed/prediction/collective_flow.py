@@ -1,8 +1,8 @@
-"""A collective as one flow: what all of its messages together load each part of the network with.
+"""A collective as one flow, with the load that all of its messages together put on each part of the network.
 
-Exact where nothing else is on the network, for there it takes what it takes message by message. Where other traffic
-is, its bytes share with that as the connections that they go on would; what is not bytes (latency, software, waiting
-for one another) comes after them.
+This is exact with nothing else on the network: the flow takes as long as message by message. Other traffic shares the
+network with its bytes as it would with the real connections. What is not bytes (latency, software, waiting for each
+other) follows after the bytes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from testbed.workload.plan_volume import group_traffic
 
 
 class Isolated(NamedTuple):
-    """What a collective takes with nothing else on the network, and each rank's software of that.
+    """How long a collective takes with nothing else on the network, and each rank's software share of that.
 
     burst_bytes: the most that any connection has to send at once.
     """
@@ -31,15 +31,16 @@ class Isolated(NamedTuple):
 
 
 def software_part(rank: int) -> str:
-    """The part of a network that a rank's software is: it carries a second of work per second."""
+    """Return the network part that models a rank's software: its capacity is one second of work per second."""
     return f"software of rank {rank}"
 
 
 @dataclass(frozen=True, eq=False)
 class CollectiveFlow:
-    """size_bytes: of the connection with the most. shares: what goes through each part for each byte of that one.
+    """A collective as a single message.
 
-    rest_s: what the collective takes alone, beyond its bytes. burst_bytes: of those that it has to send at once.
+    size_bytes: bytes of its busiest connection. shares: load on each part per byte of that connection. rest_s: isolated
+    time beyond the bytes. burst_bytes: bytes that it has to send at once.
     """
 
     size_bytes: float
@@ -48,27 +49,27 @@ class CollectiveFlow:
     burst_bytes: float
 
 
-def alone_key(plan: JobPlan, operation: GroupCollective, members: Members, dscp: int) -> Hashable:
-    """Equal for collectives that take the same alone, whatever their group's number, and in whichever plan."""
+def isolated_key(plan: JobPlan, operation: GroupCollective, members: Members, dscp: int) -> Hashable:
+    """Return a key that is equal for collectives with the same isolated time, in any group number and any plan."""
     _, *sending = operation.exchange_key
     return *sending, members, plan.locality_of(operation.group), plan.tuning, dscp
 
 
-def alone_plan(plan: JobPlan, operation: GroupCollective, members: Members, dscp: int) -> JobPlan:
-    """Of a collective of one of the plan's groups, and of nothing else."""
+def isolated_plan(plan: JobPlan, operation: GroupCollective, members: Members, dscp: int) -> JobPlan:
+    """Return a plan with just this collective."""
     alone: RankPlan = (replace(operation, group=0, after=(), stream=""),)
     ranks = tuple(alone if rank in members else () for rank in range(len(plan.ranks)))
     groups, near = (("alone", members),), plan.near or plan.buildings
     return JobPlan(ranks, groups, dscps={operation.kind: dscp}, tuning=plan.tuning, near=near)
 
 
-def alone_software(software: Software) -> Software:
-    """Of a collective alone: who joins in has paid for beginning and ending."""
+def isolated_software(software: Software) -> Software:
+    """Return the software costs of a collective alone: its caller has accounted for launch and completion."""
     return replace(software, launch_s=0.0, completion_s=0.0)
 
 
 class FlowBuilder:
-    """Folds a plan's collectives; alike ones once. alone: carries one out, message by message."""
+    """Turns a plan's collectives into flows, equal ones once. alone: simulates one message by message."""
 
     def __init__(
         self,
@@ -80,7 +81,7 @@ class FlowBuilder:
         self._known: dict[object, CollectiveFlow | None] = {}
 
     def flow(self, operation: GroupCollective, plan: JobPlan) -> CollectiveFlow | None:
-        """Of one of the plan's groups; None where nothing is sent."""
+        """Return the flow of a collective of one of the plan's groups; None where nothing is sent."""
         key = operation.exchange_key, plan.dscp(operation)
         if key not in self._known:
             self._known[key] = self._fold(operation, plan)
@@ -105,7 +106,7 @@ class FlowBuilder:
         return CollectiveFlow(most, shares, max(0.0, alone.seconds - busy_s), alone.burst_bytes)
 
     def _paths(self, pairs: Mapping[Ends, int], dscp: int) -> Iterator[tuple[Path, float]]:
-        """Every path that the pairs' bytes take, with those that take it: on several as many as each carries."""
+        """Yield every path of the pairs with its bytes; several paths of a pair share in proportion to their rates."""
         taken = {ends: self.network.paths_of(ends, dscp) for ends in pairs}
         rates: Iterator[float] = iter(())
         if any(len(paths) > 1 for paths in taken.values()):

@@ -1,4 +1,4 @@
-"""A collective message by message, as its ranks send it; and how many messages a whole plan has."""
+"""Collectives message by message, as ranks send them, and the number of messages in a plan."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from testbed.workload.plan_volume import resolve_algorithm
 
 
 def collective_plan(plan: JobPlan, operation: GroupCollective, own: int, itemsize: int) -> tuple[Plan, int]:
-    """What one member does, by its number in the group, and for how many elements in all."""
+    """Return one member's plan, by its number in the group, and the number of elements in the whole array."""
     groups = plan.locality_of(operation.group)
     algorithm = resolve_algorithm(operation, groups, itemsize, plan.tuning)
     return _made(operation.collective, algorithm, operation.numel, groups, own, itemsize)
@@ -46,7 +46,7 @@ def _made(
 
 
 class SizedRound(NamedTuple):
-    """A round's messages between ranks, each with its bytes; none that are empty."""
+    """The non-empty messages of one round: ranks and bytes."""
 
     sends: tuple[tuple[Ends, int], ...]
     receives: tuple[tuple[Ends, int], ...]
@@ -58,7 +58,7 @@ SizedStage = tuple[tuple[SizedRound, ...], ...]
 def list_messages(
     plan: JobPlan, operation: GroupCollective, own: int, itemsize: int
 ) -> tuple[tuple[SizedStage, ...], ...]:
-    """What one member does, by its number in the group: by channel, stage and strand."""
+    """Return one member's messages, by its number in the group: per channel, stage and strand."""
     made, elements = collective_plan(plan, operation, own, itemsize)
     bounds, (_, members) = made.bounds(elements), plan.groups[operation.group]
     here = members[own]
@@ -78,9 +78,9 @@ def list_messages(
 
 
 def message_count(plan: JobPlan, itemsize: int, most: int, chunk_bytes: float = math.inf) -> int:
-    """How many messages its ranks send in all; it is not counted on beyond `most`.
+    """Return how many messages all ranks send; counting stops above `most`.
 
-    chunk_bytes: of each of them, if they are cut in chunks, those are counted.
+    chunk_bytes: messages are cut into chunks of this size, which are counted instead.
     """
     what = "messages", itemsize, most, chunk_bytes
     return plan.cached(what, lambda: _message_count(plan, itemsize, most, chunk_bytes))
@@ -104,7 +104,7 @@ def _message_count(plan: JobPlan, itemsize: int, most: int, chunk_bytes: float) 
 
 
 def _sends(plan: JobPlan, operation: GroupCollective, own: int, itemsize: int, chunk_bytes: float) -> int:
-    if operation.uneven:  # to each other member a count, and the elements
+    if operation.uneven:  # a count and the elements for each other member
         sent = [numel for peer, numel in enumerate(operation.sent_rows()[own]) if peer != own]
         told = rows_algorithm_of(operation.collective, operation.algorithm).counts_known
         return (0 if told else len(sent)) + sum(_chunks(numel * itemsize, chunk_bytes) for numel in sent)
@@ -114,7 +114,7 @@ def _sends(plan: JobPlan, operation: GroupCollective, own: int, itemsize: int, c
     return count(named, algorithm, operation.numel, groups, own, itemsize, chunk_bytes)
 
 
-@lru_cache(4096)  # searches ask for the same collectives again and again
+@lru_cache(4096)  # searches ask for the same collectives repeatedly
 def _sent(
     named: str,
     algorithm: str,
@@ -141,7 +141,7 @@ Events = Generator[list[Event], None, None]
 
 @dataclass(frozen=True)
 class Call:
-    """One member's part in a collective. key: tells it apart."""
+    """One member's part in a collective. key: unique per collective."""
 
     members: Members
     own: int
@@ -149,12 +149,12 @@ class Call:
     dscp: int
 
     def ends(self, source: int, target: int) -> Ends:
-        """The ranks of two members."""
+        """Return the ranks of two members."""
         return self.members[source], self.members[target]
 
 
 class CollectiveDriver(Messaging):
-    """Messaging, for collectives that ranks carry out. itemsize: bytes of an element."""
+    """Runs collectives as coroutines that wait for their messages. itemsize: bytes per element."""
 
     def __init__(
         self,
@@ -163,23 +163,23 @@ class CollectiveDriver(Messaging):
         itemsize: int,
         software: Software,
         lateness: LossDelay = MEAN,
-        kept: ConnectionState = NO_STATE,
+        state: ConnectionState = NO_STATE,
     ) -> None:
-        super().__init__(network, ranks, software, lateness, kept)
+        super().__init__(network, ranks, software, lateness, state)
         self.itemsize = itemsize
 
     def begin(self, steps: Events) -> Event:
-        """Run a generator; the event is its end."""
+        """Run a generator; the event happens at its end."""
         event = Event()
-        self.drive(steps, event.happen)
+        self.drive(steps, event.trigger)
         return event
 
     def drive(self, steps: Events, over: Callable[[], None]) -> None:
-        """Run a generator until it has to wait; go on when all of what it waits for has happened."""
+        """Run a generator until it has to wait; resume it when all events it waits for have happened."""
         for events in steps:
             waiting = [event for event in events if not event.done]
             if len(waiting) == 1:
-                waiting[0].then.append(partial(self.drive, steps, over))
+                waiting[0].callbacks.append(partial(self.drive, steps, over))
                 return
             if waiting:
                 missing = [len(waiting)]
@@ -190,12 +190,12 @@ class CollectiveDriver(Messaging):
                         self.drive(steps, over)
 
                 for event in waiting:
-                    event.then.append(one)
+                    event.callbacks.append(one)
                 return
         over()
 
     def exchange(self, call: Call, rows: list[list[int]], how: RowsAlgorithm) -> Events:
-        """An all_to_all_v as `algorithms.all_to_all_v` does it: each pair's count, and right behind it the elements."""
+        """Run an all_to_all_v like `algorithms.all_to_all_v`: each pair's count, directly followed by the elements."""
         size = len(call.members)
         strands = min(how.concurrency, size - 1)
         yield [
@@ -228,7 +228,7 @@ class CollectiveDriver(Messaging):
         yield sends
 
     def channel(self, key: Key, dscp: int, stages: tuple[SizedStage, ...]) -> Events:
-        """One of the ways side by side that a collective's elements go."""
+        """Run one channel of a collective; channels run in parallel on different parts of the array."""
         for number, stage in enumerate(stages):
             if len(stage) == 1:
                 yield from self._strand((*key, number, 0), dscp, stage[0])

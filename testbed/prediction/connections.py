@@ -1,4 +1,4 @@
-"""Connections between ranks on a fluid network: one for all messages of a pair, or several that share them."""
+"""Connections between ranks on a fluid network: one per pair, or several that share a pair's messages."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from testbed.prediction.striping import Part, Striper
 Action = Callable[[], None]
 
 
-class _Sending(NamedTuple):
-    """What a connection, by its key, is to carry over these paths. follows: as what was before has come."""
+class _Transfer(NamedTuple):
+    """What a connection has to send over these paths. follows: it starts as earlier parts arrive."""
 
     key: object
     ends: Ends
@@ -41,7 +41,7 @@ class _Sending(NamedTuple):
 
 
 class Connections:
-    """All of a job's."""
+    """All connections of a job."""
 
     def __init__(
         self,
@@ -49,177 +49,190 @@ class Connections:
         network: Network,
         fluid: Fluid,
         lateness: LossDelay,
-        kept: ConnectionState = NO_STATE,
+        previous: ConnectionState = NO_STATE,
     ) -> None:
         self._clock, self._network, self._fluid, self._lateness = clock, network, fluid, lateness
-        # of lossy ones: when they are done with what they have; of their windows what is open, and when that was so
-        self._until_s: dict[object, float] = {}
-        self._open: dict[object, tuple[float, float]] = {}
-        self._lanes: dict[object, Channel] = {}
-        self._dealers: dict[tuple[Ends, int], Striper] = {}
-        self._lossy_windows = dict(kept.lossy)
-        self._openings: dict[object, SlowStartRamp | None] = {}
-        self._before = kept
-        self._legs: dict[object, tuple[HopSegment, ...]] = {}
+        # per lossy connection: when its queued data has left; how far its window is open, and since when
+        self._busy_until_s: dict[object, float] = {}
+        self._window_open: dict[object, tuple[float, float]] = {}
+        self._channels: dict[object, Channel] = {}
+        self._stripers: dict[tuple[Ends, int], Striper] = {}
+        self._lossy_windows = dict(previous.lossy)
+        self._ramps: dict[object, SlowStartRamp | None] = {}
+        self._previous = previous
+        self._segments: dict[object, tuple[HopSegment, ...]] = {}
 
-    overflowed = False  # what queues lose is in how long a message takes
+    overflowed = False  # the fluid model accounts for queue losses in message times
 
     @property
-    def kept(self) -> ConnectionState:
-        """Of what was before this step and in it."""
-        paces = {key: own.packets for key, own in self._openings.items() if own}
+    def state(self) -> ConnectionState:
+        """The state after this step, for the next one."""
+        paces = {key: own.packets for key, own in self._ramps.items() if own}
         return ConnectionState(self._lossy_windows, paces, self._fluid)
 
     def send(
-        self, ends: Ends, dscp: int, size_bytes: float, taken: Event, left: Action, come: Action
+        self, ends: Ends, dscp: int, size_bytes: float, accepted: Event, on_sent: Action, on_arrival: Action
     ) -> None:
-        """A message. taken: happens when sockets have it; left, come: called when it has left, and when it is there."""
+        """Send a message.
+
+        Args:
+            ends: Ranks of sender and receiver.
+            dscp: Traffic class.
+            size_bytes: Payload.
+            accepted: Happens when the socket buffers hold all of it.
+            on_sent: Called when it has left.
+            on_arrival: Called when it has arrived.
+        """
         network, key = self._network, (ends, dscp)
-        if (lane := self._lanes.get(key)) is None:
+        if (channel := self._channels.get(key)) is None:
             paths, stripes = network.paths_of(ends, dscp), network.stripe_settings.get(ends)
             if stripes is not None:
-                self._dealer(ends, dscp, paths, stripes).send(size_bytes, taken, come)
-                taken.and_then(left)
+                self._striper(ends, dscp, paths, stripes).send(size_bytes, accepted, on_arrival)
+                accepted.and_then(on_sent)
                 return
-            lane = self._lane(key, paths)
-        if (timed := lane.timed.get(size_bytes)) is None:
+            channel = self._add_channel(key, paths)
+        if (timed := channel.timed.get(size_bytes)) is None:
             whole_bytes = network.whole_bytes(ends, size_bytes)
-            busy_until_s = max(self._until_s.get((key, number), 0.0) for number in range(len(lane.paths)))
+            busy_until_s = max(
+                self._busy_until_s.get((key, number), 0.0) for number in range(len(channel.paths))
+            )
             busy_s = max(0.0, busy_until_s - self._clock.now_s)
-            timed = whole_bytes, self._lateness.arrival_s(lane.paths, whole_bytes, busy_s)
-            if lane.plain:
-                lane.timed[size_bytes] = timed
+            timed = whole_bytes, self._lateness.arrival_s(channel.paths, whole_bytes, busy_s)
+            if channel.plain:
+                channel.timed[size_bytes] = timed
         turn = self._turn()
-        if lane.plain and not lane.is_queued(self._fluid, timed[0], turn):
-            lane.send(self._clock, self._fluid, *timed, turn, taken, left, come)
+        if channel.plain and not channel.is_queued(self._fluid, timed[0], turn):
+            channel.send(self._clock, self._fluid, *timed, turn, accepted, on_sent, on_arrival)
         else:
-            self._flow(_Sending(key, ends, dscp, lane.paths, *timed, turn), taken, left, come)
+            self._transmit(
+                _Transfer(key, ends, dscp, channel.paths, *timed, turn), accepted, on_sent, on_arrival
+            )
 
-    def _lane(self, key: object, paths: Sequence[Path]) -> Channel:
-        """A connection's, from its first message on."""
-        lane = self._lanes[key] = Channel.of(key, paths, self._network)
-        return lane
+    def _add_channel(self, key: object, paths: Sequence[Path]) -> Channel:
+        """Create the channel of a connection's first message."""
+        channel = self._channels[key] = Channel.of(key, paths, self._network)
+        return channel
 
-    def _flow(self, sending: _Sending, taken: Event, left: Action, come: Action) -> None:
-        clock, key, whole_bytes = self._clock, sending.key, sending.size_bytes
-        lane = self._lanes.get(key) or self._lane(key, sending.paths)
-        shares, buffer = lane.shares, lane.buffer
+    def _transmit(self, transfer: _Transfer, accepted: Event, on_sent: Action, on_arrival: Action) -> None:
+        clock, key, whole_bytes = self._clock, transfer.key, transfer.size_bytes
+        channel = self._channels.get(key) or self._add_channel(key, transfer.paths)
+        shares, buffer = channel.shares, channel.buffer
 
         def all_left() -> None:
-            left()
-            buffer.leave(whole_bytes)
+            on_sent()
+            buffer.remove(whole_bytes)
 
-        if lane.is_queued(self._fluid, whole_bytes, sending.turn):
+        if channel.is_queued(self._fluid, whole_bytes, transfer.turn):
 
-            def whole(latency_s: float) -> None:
-                clock.later(latency_s, come)
+            def hops_done(latency_s: float) -> None:
+                clock.call_later(latency_s, on_arrival)
                 all_left()
 
-            self._hop(key, sending, whole)
-            buffer.put(whole_bytes, taken)
+            self._send_by_hop(key, transfer, hops_done)
+            buffer.put(whole_bytes, accepted)
             return
-        # who follows has its connection's share already
-        ahead_s = 0.0 if sending.follows else self._fluid.ahead_s(key, shares, whole_bytes)
+        # a follower's connection has its share already
+        ahead_s = 0.0 if transfer.follows else self._fluid.ahead_s(key, shares, whole_bytes)
         until_s = clock.now_s + ahead_s
-        each_bytes = whole_bytes / len(sending.paths)
-        gone: list[Sent] = []
-        for number, path in enumerate(sending.paths):
-            if self._network.first_pace and (opening := self._opening((key, number), path, sending)):
+        each_bytes = whole_bytes / len(transfer.paths)
+        lossy_sends: list[Sent] = []
+        for number, path in enumerate(transfer.paths):
+            if self._network.first_pace and (ramp := self._ramp((key, number), path, transfer)):
                 packets = each_bytes / path.serialisation.packet_bytes
-                until_s = max(until_s, opening.left_s(packets, clock.now_s))
+                until_s = max(until_s, ramp.departure_s(packets, clock.now_s))
             own = path.lossy
             if own is None:
                 continue
             if self._lateness.draw and isinstance(own, LossyConnection) and own.simulates_window:
                 packets = math.ceil(each_bytes / own.packet_bytes)
-                gone.append(self._lossy_window((key, number), path, own).send(packets, clock.now_s))
-                until_s = max(until_s, gone[-1].left_s)
+                lossy_sends.append(self._lossy_window((key, number), path, own).send(packets, clock.now_s))
+                until_s = max(until_s, lossy_sends[-1].left_s)
             else:
                 until_s = max(until_s, self._lossy_until_s((key, number), own, each_bytes))
 
         def sent() -> None:
-            after_s = sending.latency_s + max(0.0, until_s - clock.now_s)
-            if gone:
-                self._arrive(clock.now_s + after_s, gone, come)
+            after_s = transfer.latency_s + max(0.0, until_s - clock.now_s)
+            if lossy_sends:
+                self._await_losses(clock.now_s + after_s, lossy_sends, on_arrival)
             else:
-                clock.later(after_s, come)
+                clock.call_later(after_s, on_arrival)
             all_left()
 
-        self._fluid.send(key, shares, whole_bytes, sent, turn=sending.turn)
-        buffer.put(whole_bytes, taken)
+        self._fluid.send(key, shares, whole_bytes, sent, turn=transfer.turn)
+        buffer.put(whole_bytes, accepted)
 
-    def _opening(self, key: object, path: Path, sending: _Sending) -> SlowStartRamp | None:
-        """None where its first pace is no less than its path's rate."""
-        if key not in self._openings:
+    def _ramp(self, key: object, path: Path, transfer: _Transfer) -> SlowStartRamp | None:
+        """Return the ramp of a connection; None if its initial pace already reaches the path's rate."""
+        if key not in self._ramps:
             network, packet_bytes = self._network, path.serialisation.packet_bytes
-            slowest, round_trip_s = self._slowest(path), self._round_trip_s(path, sending)
+            slowest, round_trip_s = self._slowest(path), self._round_trip_s(path, transfer)
             gain, packets = (
                 network.first_pace / INITIAL_WINDOW_PACKETS,
-                self._before.paces.get(key, INITIAL_WINDOW_PACKETS),
+                self._previous.paces.get(key, INITIAL_WINDOW_PACKETS),
             )
-            opening = SlowStartRamp(gain, round_trip_s, slowest / packet_bytes, packets)
+            ramp = SlowStartRamp(gain, round_trip_s, slowest / packet_bytes, packets)
             slow = network.first_pace * packet_bytes < slowest * round_trip_s
-            self._openings[key] = opening if slow else None
-        return self._openings[key]
+            self._ramps[key] = ramp if slow else None
+        return self._ramps[key]
 
     def _slowest(self, path: Path) -> float:
-        """Bytes per second of its slowest part."""
+        """Return the rate of the slowest part in bytes per second."""
         return min(self._network.capacities[part] for part in path.parts)
 
-    def _back_s(self, ends: Ends, dscp: int) -> float:
-        """What word of a message takes."""
+    def _reply_s(self, ends: Ends, dscp: int) -> float:
+        """Return the one-way latency of an acknowledgement."""
         return self._network.paths_of(ends[::-1], dscp)[0].latency_s(0)
 
-    def _round_trip_s(self, path: Path, sending: _Sending) -> float:
-        """Of a full packet."""
+    def _round_trip_s(self, path: Path, transfer: _Transfer) -> float:
+        """Return the round trip of a full packet."""
         packet_bytes = path.serialisation.packet_bytes
         through_s = path.latency_s(packet_bytes) + packet_bytes / self._slowest(path)
-        return through_s + self._back_s(sending.ends, sending.dscp)
+        return through_s + self._reply_s(transfer.ends, transfer.dscp)
 
-    def _hop(
+    def _send_by_hop(
         self,
         key: object,
-        sending: _Sending,
-        gone: Callable[[float], None],
+        transfer: _Transfer,
+        on_sent: Callable[[float], None],
     ) -> None:
-        (path,) = sending.paths
-        if key not in self._legs:
-            self._legs[key] = split_by_hop(key, path, self._network.capacities)
-        packet_bytes, latency_s = path.serialisation.packet_bytes, sending.latency_s
+        (path,) = transfer.paths
+        if key not in self._segments:
+            self._segments[key] = split_by_hop(key, path, self._network.capacities)
+        packet_bytes, latency_s = path.serialisation.packet_bytes, transfer.latency_s
         HopTransfer(
             self._clock,
             self._fluid,
-            self._legs[key],
-            sending.size_bytes,
+            self._segments[key],
+            transfer.size_bytes,
             packet_bytes,
             latency_s,
-            sending.turn,
-            sending.follows,
-            gone,
-        ).begin()
+            transfer.turn,
+            transfer.follows,
+            on_sent,
+        ).start()
 
-    def _arrive(self, in_time_s: float, gone: Sequence[Sent], come: Action) -> None:
-        """When all is there that was lost, too: more that is sent meanwhile may tell of it sooner."""
+    def _await_losses(self, in_time_s: float, lossy_sends: Sequence[Sent], on_arrival: Action) -> None:
+        """Call `on_arrival` once lost packets are there too; later sends may reveal a loss sooner."""
         clock, there = self._clock, Event()
 
-        def look() -> None:
-            at_s = max([in_time_s, *(own.there_s for own in gone)])
+        def check() -> None:
+            at_s = max([in_time_s, *(own.there_s for own in lossy_sends)])
             if at_s > clock.now_s:
-                clock.later(at_s - clock.now_s, look)
+                clock.call_later(at_s - clock.now_s, check)
             elif not there.done:
-                there.happen()
-                come()
+                there.trigger()
+                on_arrival()
 
-        for loss in {loss for own in gone for loss in own.losses}:
-            loss.on_earlier.append(look)
-        look()
+        for loss in {loss for own in lossy_sends for loss in own.losses}:
+            loss.on_earlier.append(check)
+        check()
 
     def open(self, ranks: int, before: Warmup) -> None:
-        """Let windows over paths that lose packets be what messages leave, each of which waits for the one before."""
+        """Open the windows of lossy paths by the warm-up's messages, each of which waits for the one before."""
         for rank in range(ranks):
-            self._go_round((rank, (rank + 1) % ranks), before)
+            self._open_window((rank, (rank + 1) % ranks), before)
 
-    def _go_round(self, ends: Ends, before: Warmup) -> None:
+    def _open_window(self, ends: Ends, before: Warmup) -> None:
         paths, stripes = self._network.paths_of(ends, 0), self._network.stripe_settings.get(ends)
         for number, path in enumerate(paths):
             if (
@@ -236,12 +249,12 @@ class Connections:
             window.shift(at_s)
 
     def shift(self, seconds: float) -> None:
-        """Have it told from so much later on what windows are."""
+        """Move all windows' recorded times `seconds` back."""
         for window in self._lossy_windows.values():
             window.shift(seconds)
 
     def _lossy_window(self, key: object, path: Path, lossy: LossyConnection) -> LossyWindow:
-        """Of a connection, from its first message on."""
+        """Return a connection's window, created with its first message."""
         window = self._lossy_windows.get(key)
         if window is None:
             assert self._lateness.draw is not None
@@ -252,51 +265,51 @@ class Connections:
     def _lossy_until_s(
         self, key: object, lossy: LossyConnection | LossyDatagrams, size_bytes: float
     ) -> float:
-        """When so many bytes more have left a connection, for what losses do to it."""
+        """Return when this many more bytes have left a lossy connection."""
         now_s = self._clock.now_s
-        begins_s = max(now_s, self._until_s.get(key, 0.0))
+        begins_s = max(now_s, self._busy_until_s.get(key, 0.0))
         if isinstance(lossy, LossyDatagrams):
             until_s = begins_s + lossy.least_s(size_bytes, begins_s - now_s, self._lateness.draw)
         else:
-            open_bytes, then_s = self._open.get(key, (lossy.window_bytes, now_s))
+            open_bytes, then_s = self._window_open.get(key, (lossy.window_bytes, now_s))
             open_bytes = lossy.open_bytes_after(open_bytes, now_s - then_s)
-            self._open[key] = open_bytes - size_bytes, now_s
+            self._window_open[key] = open_bytes - size_bytes, now_s
             until_s = max(
                 now_s + lossy.least_s(size_bytes, open_bytes), begins_s + size_bytes / lossy.path_rate
             )
-        self._until_s[key] = until_s
+        self._busy_until_s[key] = until_s
         return until_s
 
-    def _dealer(self, ends: Ends, dscp: int, paths: Sequence[Path], stripes: StripeSettings) -> Striper:
-        dealer = self._dealers.get((ends, dscp))
-        if dealer is not None:
-            return dealer
-        back_s = self._back_s(ends, dscp)
+    def _striper(self, ends: Ends, dscp: int, paths: Sequence[Path], stripes: StripeSettings) -> Striper:
+        striper = self._stripers.get((ends, dscp))
+        if striper is not None:
+            return striper
+        reply_s = self._reply_s(ends, dscp)
         each_bytes = self._network.overheads.get(ends, 0.0) * stripes.segment_bytes
 
-        def flow(
-            channel: int, part: Part, turn: int | None, taken: Event, come: Action, acknowledged: Action
+        def send_part(
+            channel: int, part: Part, turn: int | None, accepted: Event, on_arrival: Action, on_ack: Action
         ) -> None:
             path = paths[channel]
             whole_bytes = part.size_bytes + part.segments * each_bytes
             latency_s = path.latency_s(whole_bytes)
-            if part.ends_bytes:  # whether any part of the message is late counts once
+            if part.ends_bytes:  # lateness of any of the message's parts counts once
                 used = paths[: math.ceil(part.ends_bytes / stripes.segment_bytes)]
                 in_time_s = max(own.latency_s(part.ends_bytes / len(used)) for own in used)
                 latency_s += self._lateness.arrival_s(used, part.ends_bytes) - in_time_s
 
-            def there() -> None:
-                come()
-                self._clock.later(back_s, acknowledged)
+            def arrive() -> None:
+                on_arrival()
+                self._clock.call_later(reply_s, on_ack)
 
-            sending = _Sending(
+            transfer = _Transfer(
                 (ends, dscp, channel), ends, dscp, [path], whole_bytes, latency_s, turn, part.follows
             )
-            self._flow(sending, taken, lambda: None, there)
+            self._transmit(transfer, accepted, lambda: None, arrive)
 
-        dealer = self._dealers[ends, dscp] = Striper(stripes, len(paths), self._turn, flow)
-        return dealer
+        striper = self._stripers[ends, dscp] = Striper(stripes, len(paths), self._turn, send_part)
+        return striper
 
     def _turn(self) -> int | None:
-        """The next in queues, where messages come there at once."""
+        """Return the next rank in queues, where the transport sends messages at once."""
         return self._fluid.next_turn() if self._network.sends_at_once else None

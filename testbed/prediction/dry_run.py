@@ -1,4 +1,4 @@
-"""A step's plan tried out on the model of its network before anything is built: that it ends, and fits."""
+"""Dry runs: simulate a plan before anything is built, to check that it completes and fits into memory."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _known: WeakKeyDictionary[Training, Timeline] = WeakKeyDictionary()
 
 @dataclass(frozen=True)
 class DryRun:
-    """A step by the model, on the shortest paths. algorithm: of the collectives that name none."""
+    """A simulated step on shortest paths. algorithm: of collectives that name none."""
 
     workload: Workload
     algorithm: str
@@ -34,7 +34,7 @@ class DryRun:
 
 
 def dry_run(training: Training) -> Timeline:
-    """What the model says of the plan, on the shortest paths. ConfigError where it never ends."""
+    """Simulate a training plan on shortest paths. Raises ConfigError if it never completes."""
     if training not in _known:
         try:
             plan = training.plan.with_algorithm(training.algorithm)
@@ -43,23 +43,25 @@ def dry_run(training: Training) -> Timeline:
             )
         except Deadlock as error:
             if training.schedule.source is not None:
-                raise _endless("schedule", training.schedule.name, training.schedule.source, error) from None
-            expected = f"one that comes to its end; this one {error}"
+                raise _never_completes(
+                    "schedule", training.schedule.name, training.schedule.source, error
+                ) from None
+            expected = f"one that completes; this one {error}"
             raise wrong_workload("schedule", training.schedule.name, expected) from None
     return _known[training]
 
 
-def _endless(what: str, name: str, source: tuple[str, int], error: Deadlock) -> ConfigError:
-    """Of somebody's own function, by its file and line."""
+def _never_completes(what: str, name: str, source: tuple[str, int], error: Deadlock) -> ConfigError:
+    """Return the error for a user's own function, with its file and line."""
     file, line = source
-    expected = f"one that comes to its end; this one {error}"
+    expected = f"one that completes; this one {error}"
     return ConfigError([Problem(file, line, what, name.rpartition(":")[2], expected)])
 
 
 def schedule_csv(tried: Mapping[str, DryRun], variant: str) -> str:
-    """The schedule of a variant as a CSV file, as `workload.schedule.file` takes it.
+    """Return a variant's schedule as CSV, in the format of `workload.schedule.file`.
 
-    ConfigError where there is no such variant, or where its step has no schedule.
+    Raises ConfigError if there is no such variant, or if its step has no schedule.
     """
     if variant not in tried:
         raise ConfigError([Problem("command line", None, "--csv", variant, f"one of {', '.join(tried)}")])
@@ -71,7 +73,7 @@ def schedule_csv(tried: Mapping[str, DryRun], variant: str) -> str:
 
 
 def dry_run_of(scenario: Scenario, workload: Workload, algorithm: str, scale: Scale) -> Timeline:
-    """The same of any scenario without variants. ConfigError where a plan of one's own never ends."""
+    """Simulate any scenario without variants. Raises ConfigError if a user's own plan never completes."""
     if workload.training is not None:
         return dry_run(workload.training)
     topology = scenario.topology.resolve(scale)
@@ -82,11 +84,11 @@ def dry_run_of(scenario: Scenario, workload: Workload, algorithm: str, scale: Sc
         return simulate(plan, network, workload.itemsize, software, folded=True, dispatching=dispatching)
     except Deadlock as error:
         name = scenario.workload.kind
-        raise _endless("workload", name, source_of(WORKLOADS.find(name)), error) from None
+        raise _never_completes("workload", name, source_of(WORKLOADS.find(name)), error) from None
 
 
 def check_memory(workload: Workload) -> None:
-    """ConfigError where a rank would keep more alive than the scenario's limit."""
+    """Raise ConfigError if a rank would keep more activations alive than the scenario's limit."""
     training = workload.training
     if training is None or training.memory_limit_bytes is None:
         return
@@ -99,7 +101,7 @@ def check_memory(workload: Workload) -> None:
 
 
 def check_plan_ends(scenario: Scenario, workload: Workload, scale: Scale) -> None:
-    """ConfigError where a schedule, or a plan of one's own, never ends or keeps too much alive."""
+    """Raise ConfigError if a schedule, or a user's own plan, never completes or exceeds the memory limit."""
     if workload.training is not None:
         dry_run(workload.training)
         check_memory(workload)
@@ -108,20 +110,21 @@ def check_plan_ends(scenario: Scenario, workload: Workload, scale: Scale) -> Non
 
 
 def workloads_of(scenario: Scenario, scale: Scale) -> dict[str, Workload]:
-    """Of every variant by name, or of the scenario by its own where none differ in what they do.
+    """Return the workload of every variant by name, or of the scenario by its own name if it has no variants.
 
-    ConfigError for what does not fit, or would never come to its end.
+    Raises ConfigError if one is inconsistent or never completes.
     """
-    return {name: workload for name, _, workload in _all(scenario, scale)}
+    return {name: workload for name, _, workload in _variant_workloads(scenario, scale)}
 
 
 def dry_runs(scenario: Scenario, scale: Scale) -> dict[str, DryRun]:
-    """Of every variant by name; of a scenario without, by its algorithms, or by its name where there is one alone.
+    """Return the dry run of every variant by name.
 
-    A training step with `parallelism` has its first algorithm. ConfigError as with `workloads_of`.
+    A scenario without variants has one dry run per algorithm, by name, or a single one under its own name. A training
+    step with `parallelism` uses its first algorithm. Raises ConfigError like `workloads_of`.
     """
     found = {}
-    for name, own, workload in _all(scenario, scale):
+    for name, own, workload in _variant_workloads(scenario, scale):
         several = scenario.variants is None and workload.training is None and len(own.algorithms) > 1
         for label, algorithm in list(own.named_algorithms.items())[: None if several else 1]:
             timeline = dry_run_of(own, workload, algorithm, scale)
@@ -131,21 +134,21 @@ def dry_runs(scenario: Scenario, scale: Scale) -> dict[str, DryRun]:
     return found
 
 
-def _all(scenario: Scenario, scale: Scale) -> Iterator[tuple[str, Scenario, Workload]]:
+def _variant_workloads(scenario: Scenario, scale: Scale) -> Iterator[tuple[str, Scenario, Workload]]:
     if scenario.variants is None:
-        yield scenario.name, scenario, _tried(scenario, scale)
+        yield scenario.name, scenario, _checked_workload(scenario, scale)
         return
     for name in scenario.variants:
         variant = scenario.variant(name)
         try:
-            yield name, variant, _tried(variant, scale)
+            yield name, variant, _checked_workload(variant, scale)
         except ConfigError as error:
             raise ConfigError(
                 [replace(problem, file=f"variant {name}") for problem in error.problems]
             ) from None
 
 
-def _tried(scenario: Scenario, scale: Scale) -> Workload:
+def _checked_workload(scenario: Scenario, scale: Scale) -> Workload:
     workload = workload_of(scenario, scenario.topology.resolve(scale), scale)
     check_plan_ends(scenario, workload, scale)
     rank_faults_of(scenario.events, workload.plan, scenario.seed, scale, scenario.name)

@@ -1,4 +1,4 @@
-"""What happens once, and who waits for it; messages that have come or are to leave, and who waits for those."""
+"""Building blocks of the discrete-event simulation: events, mailboxes, send buffers, the event queue, rank compute."""
 
 from __future__ import annotations
 
@@ -12,63 +12,64 @@ from typing import Protocol
 
 @dataclass(eq=False, slots=True)
 class Event:
-    """Something that will have happened."""
+    """A one-shot event with callbacks."""
 
     done: bool = False
-    then: list[Callable[[], None]] = field(default_factory=list)
+    callbacks: list[Callable[[], None]] = field(default_factory=list)
 
-    def happen(self) -> None:
-        """Now; who waits for it goes on."""
+    def trigger(self) -> None:
+        """Mark the event as done and run its callbacks."""
         self.done = True
-        for action in self.then:
+        for action in self.callbacks:
             action()
 
     def and_then(self, action: Callable[[], None]) -> None:
-        """Act when it has happened, at once if it has."""
+        """Run the action when the event happens, or now if it has."""
         if self.done:
             action()
         else:
-            self.then.append(action)
+            self.callbacks.append(action)
 
 
 @dataclass(eq=False, slots=True)
 class Mailbox:
-    """Messages of one kind from one rank to another, in order: those that have come, those that are waited for.
+    """Messages of one key from one rank to another, in order.
 
-    Messages that are held leave as they are allowed to, one each time.
+    arrived: number of messages not received yet. waiting: receives without a message. held: messages that may not
+    leave yet; each call of `allow` releases one.
     """
 
-    come: int = 0
-    waiting: list[Event] = field(default_factory=list)  # these are few
+    arrived: int = 0
+    waiting: list[Event] = field(default_factory=list)  # short: a list is fine
     held: list[Callable[[], None]] = field(default_factory=list)
     allowed: int = 0
 
-    def leave(self, hand_over: Callable[[], None], *, held: bool) -> None:
-        """Hand a message over; if held, once it is allowed to leave."""
+    def send(self, transmit: Callable[[], None], *, held: bool) -> None:
+        """Send a message now or, if held, once `allow` permits it."""
         if held and not self.allowed:
-            self.held.append(hand_over)
+            self.held.append(transmit)
         else:
             self.allowed -= held
-            hand_over()
+            transmit()
 
     def arrive(self) -> None:
-        """A message has come."""
+        """Record an arrived message."""
         if self.waiting:
-            self.waiting.pop(0).happen()
+            self.waiting.pop(0).trigger()
         else:
-            self.come += 1
+            self.arrived += 1
 
     def receive(self) -> Event:
-        """Wait for the next message; the event is that it has come."""
-        event = Event(self.come > 0)
+        """Return the event that the next message has arrived."""
+        event = Event(self.arrived > 0)
         if event.done:
-            self.come -= 1
+            self.arrived -= 1
         else:
             self.waiting.append(event)
         return event
 
     def allow(self) -> None:
-        """Let one of those that are held leave, now or when it comes."""
+        """Release one held message, now or as soon as there is one."""
         if self.held:
             self.held.pop(0)()
         else:
@@ -77,105 +78,105 @@ class Mailbox:
 
 @dataclass(eq=False, slots=True)
 class SendBuffer:
-    """Of one connection: a sender goes on once all of its message is in here, which is before it has left.
+    """The socket's send buffer of one connection: a send completes once all of its message fits, before it has left.
 
-    A message that is larger than the buffer, size_bytes, is in when it has left: less than a buffer too late.
+    A message larger than the buffer completes when it has left, which is less than one buffer's time too late.
     """
 
     size_bytes: float
     put_bytes: float = 0.0
-    left_bytes: float = 0.0
+    sent_bytes: float = 0.0
     waiting: deque[tuple[float, Event]] = field(default_factory=deque)
 
-    def put(self, message_bytes: float, taken: Event) -> None:
-        """A message behind all others; `taken` happens when all of it is in."""
+    def put(self, message_bytes: float, accepted: Event) -> None:
+        """Append a message; `accepted` happens when all of it is in the buffer."""
         self.put_bytes += message_bytes
-        if not self.waiting and self.put_bytes <= self.left_bytes + self.size_bytes:
-            taken.happen()
+        if not self.waiting and self.put_bytes <= self.sent_bytes + self.size_bytes:
+            accepted.trigger()
         else:
-            self.waiting.append((self.put_bytes, taken))
+            self.waiting.append((self.put_bytes, accepted))
 
-    def leave(self, message_bytes: float) -> None:
-        """The first message has left."""
-        self.left_bytes += message_bytes
-        while self.waiting and self.waiting[0][0] <= self.left_bytes + self.size_bytes:
-            self.waiting.popleft()[1].happen()
+    def remove(self, message_bytes: float) -> None:
+        """Remove a message that has left the buffer."""
+        self.sent_bytes += message_bytes
+        while self.waiting and self.waiting[0][0] <= self.sent_bytes + self.size_bytes:
+            self.waiting.popleft()[1].trigger()
 
 
 Action = Callable[[], None]
 
 
 class EventQueue:
-    """Whose time it is, in seconds, and who acts at a time of it: at the same, in the order in which they said so."""
+    """A clock in seconds with a heap of actions; actions at the same time run in the order they were scheduled."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
-        self.agenda: list[tuple[float, int, Action]] = []
+        self.heap: list[tuple[float, int, Action]] = []
         self.number = count()
 
-    def at(self, moment_s: float, action: Action, turn: int | None = None) -> None:
-        """Act then. turn: that was taken of `number` when this was said, if that is not now."""
-        heappush(self.agenda, (moment_s, next(self.number) if turn is None else turn, action))
+    def call_at(self, at_s: float, action: Action, turn: int | None = None) -> None:
+        """Schedule an action. turn: its rank among actions at the same time, taken earlier from `number`."""
+        heappush(self.heap, (at_s, next(self.number) if turn is None else turn, action))
 
 
 class Clock(Protocol):
-    """What has a time, and acts later."""
+    """A simulated clock that can schedule actions."""
 
     now_s: float
 
-    def later(self, seconds: float, action: Callable[[], None]) -> None:
-        """Act after so long."""
+    def call_later(self, seconds: float, action: Callable[[], None]) -> None:
+        """Run the action after a delay."""
 
 
 @dataclass(eq=False)
-class _Piece:
+class _Task:
     end_s: float
-    over: Callable[[], None]
+    done_callback: Callable[[], None]
 
 
 class RankCompute:
-    """What the rank computes now. share: of its speed that is lost while anything else is under way."""
+    """Compute of one rank, which slows down while the rank communicates. share: fraction of its speed that is lost."""
 
     def __init__(self, clock: Clock, share: float) -> None:
-        self._clock, self._slower = clock, 1 / (1 - share)
-        self._pieces: list[_Piece] = []
-        self._others = 0
+        self._clock, self._slowdown = clock, 1 / (1 - share)
+        self._tasks: list[_Task] = []
+        self._communications = 0
 
-    def begin(self, duration_s: float, over: Callable[[], None]) -> None:
-        """Compute for so long, at full speed; `over` is called at the end."""
-        if self._others:
-            duration_s *= self._slower
-        if self._slower == 1:
-            self._clock.later(duration_s, over)
+    def start(self, duration_s: float, done_callback: Callable[[], None]) -> None:
+        """Compute for `duration_s` at full speed; call `done_callback` at the end."""
+        if self._communications:
+            duration_s *= self._slowdown
+        if self._slowdown == 1:
+            self._clock.call_later(duration_s, done_callback)
             return
-        piece = _Piece(self._clock.now_s + duration_s, over)
-        self._pieces.append(piece)
-        self._wait(piece)
+        task = _Task(self._clock.now_s + duration_s, done_callback)
+        self._tasks.append(task)
+        self._wait(task)
 
-    def beside(self) -> None:
-        """Something else begins."""
-        self._others += 1
-        if self._others == 1:
-            self._rescale(self._slower)
+    def communication_started(self) -> None:
+        """Note that a communication has started."""
+        self._communications += 1
+        if self._communications == 1:
+            self._rescale(self._slowdown)
 
-    def alone(self) -> None:
-        """Something else has ended."""
-        self._others -= 1
-        if not self._others:
-            self._rescale(1 / self._slower)
+    def communication_ended(self) -> None:
+        """Note that a communication has ended."""
+        self._communications -= 1
+        if not self._communications:
+            self._rescale(1 / self._slowdown)
 
     def _rescale(self, factor: float) -> None:
         now_s = self._clock.now_s
-        for piece in self._pieces:
-            piece.end_s = now_s + (piece.end_s - now_s) * factor
-            self._wait(piece)
+        for task in self._tasks:
+            task.end_s = now_s + (task.end_s - now_s) * factor
+            self._wait(task)
 
-    def _wait(self, piece: _Piece) -> None:
-        until_s = piece.end_s
+    def _wait(self, task: _Task) -> None:
+        until_s = task.end_s
 
-        def come() -> None:
-            if piece.end_s == until_s and piece in self._pieces:  # else it takes longer, or no longer as long
-                self._pieces.remove(piece)
-                piece.over()
+        def finish() -> None:
+            if task.end_s == until_s and task in self._tasks:  # else it was rescaled or is over
+                self._tasks.remove(task)
+                task.done_callback()
 
-        self._clock.later(until_s - self._clock.now_s, come)
+        self._clock.call_later(until_s - self._clock.now_s, finish)

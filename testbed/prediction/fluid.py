@@ -1,8 +1,8 @@
-"""What flows on a network: connections share what they go through as evenly as its parts allow.
+"""Fluid flow model: connections share the parts of a network max-min fairly.
 
-Bytes of a message flow at its connection's rate and arrive a latency later. Rates are max-min fair (Bertsekas and
-Gallager, "Data Networks", section 6.5.2), which is what TCP comes to where queues do not overflow; of messages that are
-sent at once and go into queues whole, the one that came first has all that it can use, as queues serve them.
+A message's bytes flow at its connection's rate and arrive one latency later. Rates are max-min fair (Bertsekas and
+Gallager, "Data Networks", section 6.5.2), to which TCP converges where queues do not overflow. Of messages that are
+sent at once and fit into queues whole, the first one takes all it can use, as a FIFO queue serves it.
 """
 
 from __future__ import annotations
@@ -21,23 +21,28 @@ from testbed.prediction.events import EventQueue
 from testbed.prediction.max_min import ALIKE, FEW, Floats, Paths, PathTable, Steps, fair, fair_few
 from testbed.spec.link_direction import QueueClass
 
-INSTANT_S = 1e-12  # what takes less is over: clocks have no more digits than that
-MOST_ULPS = 4  # and of late have fewer
-TRICKLE = 1.0  # bytes per second of what has to wait for all others: what flows at all comes to an end
-AT_ONCE = 2.25  # times as quick as the slowest part another has to be for all of a message to come before most has left
-MOST_SHARES = 20_000  # remembered: symmetric jobs come back to the same few hundred
-MOST_RATES = 10_000_000  # in all of those
+INSTANT_S = 1e-12  # remaining time that counts as none: the clock's precision
+MOST_ULPS = 4  # the clock's precision late in a simulation
+TRICKLE = 1.0  # bytes per second of flows that have to wait for all others, so that they complete eventually
+AT_ONCE = (
+    2.25  # rate relative to the slowest part from which a message is in its queue before most has left it
+)
+MOST_SHARES = 20_000  # cached rate allocations: symmetric jobs return to the same few hundred
+MOST_RATES = 10_000_000  # rates in all of those
 
 Order = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 @dataclass(eq=False, slots=True)
 class _Connection:
-    """Messages one after the other, on all of its paths at once.
+    """A connection that sends messages one after the other, on all of its paths at once.
 
-    paths: of each, its parts, and what goes through them for each byte of it. parts: of all paths, and what goes
-    through each for each byte of a message; queued: those with queues. messages: of each its bytes, its turn, and who
-    is told. queue_bytes: the least that waits in front of a part, of those where any do.
+    Attributes:
+        paths: Per path, its parts and their load per byte of that path.
+        parts: Parts of all paths, and their load per byte of a message.
+        queued: Parts with queues.
+        queue_bytes: The shortest queue among those.
+        messages: Per message, its bytes, its turn and its callback.
     """
 
     number: int
@@ -51,7 +56,7 @@ class _Connection:
 
 
 def held_bytes(rates: Sequence[float], queues: Sequence[float], parts: Iterable[int]) -> float:
-    """Of a message that comes to the slowest part at once, how much the queues on its way hold; 0 if none does."""
+    """Return how much of a message the queues of its path hold if it reaches the slowest part at once; 0 if none do."""
     held = {part: queues[part] for part in parts if queues[part]}
     if not held:
         return 0.0
@@ -60,53 +65,56 @@ def held_bytes(rates: Sequence[float], queues: Sequence[float], parts: Iterable[
 
 
 class Fluid:
-    """What flows now. `send` and `leave` are its events.
+    """The flows at the current time; `send` and `leave` are the events of the model.
 
-    agenda: whose time it is. capacities: bytes per second of each part; queues: bytes that wait in front of it at the
-    most, 0 unless said. classes: of parts with several queues, the parts that those are.
+    Args:
+        events: The clock.
+        capacities: Bytes per second of each part.
+        queues: Queue limit of each part in bytes; 0 by default.
+        classes: Per part with several traffic classes, the parts that model their queues.
     """
 
     def __init__(
         self,
-        agenda: EventQueue,
+        events: EventQueue,
         capacities: Mapping[str, float],
         queues: Mapping[str, float] | None = None,
         classes: Mapping[str, Sequence[tuple[str, QueueClass]]] | None = None,
     ) -> None:
         queues, classes = queues or {}, classes or {}
-        self._agenda = agenda
+        self._events = events
         self._queues = [queues.get(name, 0.0) for name in capacities]
-        self._through: list[dict[int, float]] = [
+        self._crossing: list[dict[int, float]] = [
             {} for _ in capacities
-        ]  # of busy connections, by number, their load
+        ]  # per part: load of busy connections, by number
         self._part = {name: number for number, name in enumerate(capacities)}
         self._capacities = np.array(list(capacities.values()), dtype=float)
         self._rates: list[float] = self._capacities.tolist()
         self._classes = {
-            self._part[name]: [(self._part[own], entry) for own, entry in entries]
+            self._part[name]: [(self._part[part], entry) for part, entry in entries]
             for name, entries in classes.items()
         }
         self._connections: list[_Connection] = []
-        self._laid = PathTable()
+        self._path_table = PathTable()
         self._by_key: dict[object, _Connection] = {}
-        self.busy: dict[int, _Connection] = {}  # those that send, by number
-        self._left: list[float] = []  # bytes of what each connection sends now
-        # the busy ones' marks, each drawn at random, in one number by exclusive or: whoever is busy again has it again
-        self._who = 0
-        self._draw = random.Random(0)
-        self._known: dict[tuple[int, Order], Mapping[int, float]] = {}
-        # of connections whose message has a turn, that
+        self.busy: dict[int, _Connection] = {}  # sending connections, by number
+        self._unsent: list[float] = []  # unsent bytes of each connection's current message
+        # exclusive or of the busy connections' random marks: identifies the set of them
+        self._busy_mark = 0
+        self._random = random.Random(0)
+        self._cache: dict[tuple[int, Order], Mapping[int, float]] = {}
+        # turns of connections whose current message has one
         self._turns: dict[int, int] = {}
         self._turn = count()
-        # of those that are busy, by number, their bytes per second, where that is known
+        # rate of each busy connection in bytes per second, by number; None if it has to be computed
         self._shares: Mapping[int, float] | None = None
-        # when the busy ones had that left; when the first of them has none, where it is known
-        self._since_s = 0.0
+        # when `_unsent` was last updated; when the next message will have left, None if unknown
+        self._updated_s = 0.0
         self._leaves_s: float | None = None
 
-    def go_on(self, agenda: EventQueue) -> None:
-        """By another's time, from its beginning; nothing flows."""
-        self._agenda, self._since_s = agenda, agenda.now_s
+    def continue_on(self, events: EventQueue) -> None:
+        """Continue on another event queue, from its start, with nothing in flight."""
+        self._events, self._updated_s = events, events.now_s
 
     def send(
         self,
@@ -118,40 +126,45 @@ class Fluid:
         *,
         turn: int | None = None,
     ) -> None:
-        """A message joins the queue of connection `key`; `sent` is called when its last byte leaves.
+        """Queue a message on a connection.
 
-        paths: those that the connection's bytes take side by side; the same in every call. burst_bytes: of the message
-        so many are on their way, or in queues, at once. turn: what has an earlier one goes first, and all without
-        after; those of the same share: so it is with what TCP sends at once, where it comes to the slowest part much
-        quicker than it leaves, and queues on the way have room for it; elsewhere several messages' packets take turns.
+        Args:
+            key: Identifies the connection.
+            paths: The connection's parallel paths; the same in every call.
+            size_bytes: Bytes to send.
+            sent: Called when the last byte has left.
+            burst_bytes: How much of the message is in flight, or in queues, at once.
+            turn: Priority: lower turns go first, messages without one last, equal turns share. This models TCP data
+                sent at once that reaches the slowest part much faster than it leaves and fits into the queues.
+                Elsewhere packets of several messages interleave.
         """
-        connection = self._by_key.get(key) or self._open(key, paths)
+        connection = self._by_key.get(key) or self._add_connection(key, paths)
         fits = size_bytes <= connection.queue_bytes
         connection.messages.append((size_bytes, turn if fits else None, sent))
         if len(connection.messages) == 1:
-            self._settle()
+            self._update()
             connection.burst_bytes = burst_bytes
             self.busy[connection.number] = connection
             for part, load in connection.parts:
-                self._through[part][connection.number] = load
-            self._who ^= connection.mark
+                self._crossing[part][connection.number] = load
+            self._busy_mark ^= connection.mark
             self._shares = None
-            self._first(connection)
+            self._start_next(connection)
 
     def next_turn(self) -> int:
-        """For `send`."""
+        """Return a new turn for `send`."""
         return next(self._turn)
 
-    def _first(self, connection: _Connection) -> None:
-        """Begin with the connection's next message."""
-        self._left[connection.number], turn, _ = connection.messages[0]
+    def _start_next(self, connection: _Connection) -> None:
+        """Start the connection's next message."""
+        self._unsent[connection.number], turn, _ = connection.messages[0]
         self._leaves_s = None
         if self._turns.pop(connection.number, None) != turn:
             self._shares = None
         if turn is not None:
             self._turns[connection.number] = turn
 
-    def _open(self, key: object, paths: Sequence[PartShares]) -> _Connection:
+    def _add_connection(self, key: object, paths: Sequence[PartShares]) -> _Connection:
         numbered = [{self._part[name]: load for name, load in path.items()} for path in paths]
         through: dict[int, float] = {}
         for path in numbered:
@@ -159,48 +172,48 @@ class Fluid:
                 through[part] = through.get(part, 0.0) + load / len(paths)
         connection = _Connection(
             len(self._connections),
-            self._draw.getrandbits(128),
+            self._random.getrandbits(128),
             tuple(tuple(path.items()) for path in numbered),
             tuple(through.items()),
             tuple(part for part in through if self._queues[part]),
             held_bytes(self._rates, self._queues, through),
         )
         self._connections.append(connection)
-        self._laid.add(numbered)
+        self._path_table.add(numbered)
         self._by_key[key] = connection
-        self._left.append(0.0)
+        self._unsent.append(0.0)
         return connection
 
     def holds_bytes(self, key: object, paths: Sequence[PartShares]) -> float:
-        """Of a connection's message that is sent at once, the most that queues on its way hold; 0 if they do not."""
-        return (self._by_key.get(key) or self._open(key, paths)).queue_bytes
+        """Return how much of a message sent at once the queues on a connection's path hold; 0 if they do not."""
+        return (self._by_key.get(key) or self._add_connection(key, paths)).queue_bytes
 
     def ahead_s(self, key: object, paths: Sequence[PartShares], size_bytes: float) -> float:
-        """When a message's last byte has left, if all that others have in queues now goes before it.
+        """Return how long until a message has left if everything in queues now goes before it, in seconds.
 
-        What TCP has under way stands in queues, first come, first served. A long message has its fair share in the
-        end; a short one waits for what was there.
+        TCP's data in flight is in queues, first come, first served. A long message gets its fair share in the end; a
+        short one waits for what was there before it.
         """
-        own = self._by_key.get(key) or self._open(key, paths)
-        queues, rates, through = self._queues, self._rates, self._through
-        for part in own.queued:
-            if len(through[part]) > (own.number in through[part]):
+        connection = self._by_key.get(key) or self._add_connection(key, paths)
+        queues, rates, through = self._queues, self._rates, self._crossing
+        for part in connection.queued:
+            if len(through[part]) > (connection.number in through[part]):
                 break
         else:
             return 0.0
-        self._settle()
+        self._update()
         latest_s = 0.0
-        slowest_s = max([load * size_bytes / rates[part] for part, load in own.parts])
-        before = True  # it comes to the slowest part later by what it waited
-        for part, load in own.parts:
+        slowest_s = max([load * size_bytes / rates[part] for part, load in connection.parts])
+        before = True  # it reaches the slowest part later by its waiting time
+        for part, load in connection.parts:
             waiting = 0.0
             own_s = load * size_bytes / rates[part]
             before = before and own_s < slowest_s
             if queue := queues[part]:
                 for number, other_load in through[part].items():
-                    if number != own.number:
+                    if number != connection.number:
                         other = self._connections[number]
-                        waiting += other_load * min(self._left[number], other.burst_bytes)
+                        waiting += other_load * min(self._unsent[number], other.burst_bytes)
                 waiting = min(waiting, queue)
             if waiting:
                 after_s = slowest_s if before else own_s
@@ -208,59 +221,61 @@ class Fluid:
         return latest_s
 
     def leaves_s(self) -> float:
-        """When the next message has left, infinity if nothing flows."""
+        """Return when the next message will have left; infinity if nothing flows."""
         if self._leaves_s is None:
-            left = self._left
-            soonest_s = min([left[number] / rate for number, rate in self._now().items()], default=math.inf)
-            self._leaves_s = self._since_s + soonest_s
+            left = self._unsent
+            soonest_s = min(
+                [left[number] / rate for number, rate in self._current_rates().items()], default=math.inf
+            )
+            self._leaves_s = self._updated_s + soonest_s
         return self._leaves_s
 
     def leave(self) -> None:
-        """Tell of messages that have left."""
-        now_s = self._agenda.now_s
+        """Complete messages that have left."""
+        now_s = self._events.now_s
         over_s = max(INSTANT_S, MOST_ULPS * math.ulp(now_s))
         if self.leaves_s() - now_s > over_s:
             return
-        self._settle()
-        left = self._left
-        rates = self._now()
-        for number in [own for own in self.busy if left[own] <= rates[own] * over_s]:
+        self._update()
+        left = self._unsent
+        rates = self._current_rates()
+        for number in [busy for busy in self.busy if left[busy] <= rates[busy] * over_s]:
             connection = self.busy[number]
             *_, sent = connection.messages.popleft()
             if connection.messages:
-                self._first(connection)
+                self._start_next(connection)
             else:
                 del self.busy[number]
                 self._turns.pop(number, None)
                 for part, _ in connection.parts:
-                    del self._through[part][number]
-                self._who ^= connection.mark
+                    del self._crossing[part][number]
+                self._busy_mark ^= connection.mark
                 self._shares = self._leaves_s = None
             sent()
 
-    def _settle(self) -> None:
-        """Take from what the busy ones have left what has gone meanwhile."""
-        now_s = self._agenda.now_s
-        if (passed_s := now_s - self._since_s) and self.busy:
-            left = self._left
-            for number, rate in self._now().items():
+    def _update(self) -> None:
+        """Update the busy connections' unsent bytes to the current time."""
+        now_s = self._events.now_s
+        if (passed_s := now_s - self._updated_s) and self.busy:
+            left = self._unsent
+            for number, rate in self._current_rates().items():
                 left[number] -= rate * passed_s
-        self._since_s = now_s
+        self._updated_s = now_s
 
-    def _now(self) -> Mapping[int, float]:
-        """Of those that are busy now, remembered for when they are so again."""
+    def _current_rates(self) -> Mapping[int, float]:
+        """Return the busy connections' rates, cached per set of connections and order."""
         if self._shares is None:
-            key = self._who, self._order()
-            found = self._known.get(key)
+            key = self._busy_mark, self._turn_order()
+            found = self._cache.get(key)
             if found is None:
-                if len(self._known) >= min(MOST_SHARES, MOST_RATES // len(self.busy)):
-                    self._known.clear()
-                found = self._known[key] = self._share(key[1])
+                if len(self._cache) >= min(MOST_SHARES, MOST_RATES // len(self.busy)):
+                    self._cache.clear()
+                found = self._cache[key] = self._allocate(key[1])
             self._shares = found
         return self._shares
 
-    def _order(self) -> Order:
-        """Connections whose message has a turn, in the order of those; and their places, where some have the same."""
+    def _turn_order(self) -> Order:
+        """Return connections with a turn, in order, and their places where some turns are equal."""
         turns = self._turns
         if len(turns) < 2:
             return tuple(turns), ()
@@ -272,22 +287,22 @@ class Fluid:
             places.append(places[-1] + (turns[number] != turns[before]))
         return found, tuple(places)
 
-    def _share(self, order: Order) -> Mapping[int, float]:
+    def _allocate(self, order: Order) -> Mapping[int, float]:
         found, places = order
         if found or len(self.busy) <= FEW:
-            return self._in_order(dict(zip(found, places or range(len(found)), strict=True)))
+            return self._allocate_in_order(dict(zip(found, places or range(len(found)), strict=True)))
         numbers = np.array(list(self.busy), dtype=np.intp)
-        paths, owner = self._laid.of(numbers)
+        paths, owner = self._path_table.of(numbers)
         each = np.bincount(owner, weights=fair(self._with_classes(paths), paths)).astype(float)
         return dict(zip(numbers.tolist(), each.tolist(), strict=True))
 
-    def _in_order(self, order: Mapping[int, int]) -> Mapping[int, float]:
-        """What has an earlier place takes all that it can use, those of one place share; who has none is last."""
+    def _allocate_in_order(self, order: Mapping[int, int]) -> Mapping[int, float]:
+        """Allocate by place: earlier places take all they can use, equal ones share, those without a place are last."""
         left = self._capacities
         if self._classes:
-            left = self._with_classes(self._laid.of(np.array(list(self.busy), dtype=np.intp))[0])
+            left = self._with_classes(self._path_table.of(np.array(list(self.busy), dtype=np.intp))[0])
         room = left.tolist()
-        least = (ALIKE * left).tolist()  # what waits for all others still comes to an end
+        least = (ALIKE * left).tolist()  # so that even the last ones complete
         places: dict[int, list[int]] = {}
         for number in self.busy:
             places.setdefault(order.get(number, len(order)), []).append(number)
@@ -298,8 +313,8 @@ class Fluid:
             if len(paths) <= FEW:
                 found = fair_few(room, least, [path for _, path in paths])
             else:
-                laid, _ = self._laid.of(np.array(some, dtype=np.intp))
-                found = fair(np.maximum(room, least), laid).tolist()
+                path_steps, _ = self._path_table.of(np.array(some, dtype=np.intp))
+                found = fair(np.maximum(room, least), path_steps).tolist()
             for (number, path), rate in zip(paths, found, strict=True):
                 rates[number] += rate
                 for part, load in path:
@@ -307,23 +322,23 @@ class Fluid:
         return rates
 
     def _with_classes(self, paths: Paths) -> Floats:
-        """Capacities, with what each class of a link has now: its guarantee, and of the rest what is left for it."""
+        """Return capacities including each class's current share: its guarantee, then the rest by priority."""
         if not self._classes:
             return self._capacities
         alone = self._capacities.copy()
         for link, entries in self._classes.items():
             alone[link] = math.inf
-            for own, entry in entries:
-                alone[own] = self._capacities[link] * entry.limit
+            for part, entry in entries:
+                alone[part] = self._capacities[link] * entry.limit
         carried = paths.loads * fair(alone, paths)[paths.path]
         wanted = np.bincount(paths.parts, carried, minlength=len(alone))
         found: Floats = self._capacities.copy()
         for link, entries in self._classes.items():
             rate = float(self._capacities[link])
-            given = {own: min(float(wanted[own]), entry.share * rate) for own, entry in entries}
+            given = {part: min(float(wanted[part]), entry.share * rate) for part, entry in entries}
             rest = rate - sum(given.values())
-            for own, _ in sorted(entries, key=lambda one: one[1].priority):
-                more = min(rest, float(wanted[own]) - given[own])
-                found[own], rest = given[own] + more, rest - more
+            for part, _ in sorted(entries, key=lambda one: one[1].priority):
+                more = min(rest, float(wanted[part]) - given[part])
+                found[part], rest = given[part] + more, rest - more
         found[found <= 0.0] = TRICKLE
         return found

@@ -1,4 +1,4 @@
-"""How long a kind of traffic takes on an idle network, where all groups of it are busy at once."""
+"""How long each kind of traffic takes on an idle network with all of its groups busy at once."""
 
 from __future__ import annotations
 
@@ -11,16 +11,19 @@ from testbed.comm.collectives import AUTO, PlanRequest, algorithm_of, collective
 from testbed.comm.collectives.plan import Plan, Round
 from testbed.net.paths import Members, Network
 
-UNIT = 1 << 20  # bytes of the array by which links' shares are found
-LARGE = 1 << 30  # bytes of the array for which `auto` chooses
+UNIT = 1 << 20  # array size in bytes for which link loads are computed
+LARGE = 1 << 30  # array size in bytes for which `auto` chooses
 
 
 @dataclass(frozen=True)
 class IdleCost:
-    """How long a kind of traffic takes, where all groups do it at once: the busiest part, or the longest way if longer.
+    """The time of one kind of traffic with all groups busy: the busiest part or the longest chain of dependent blocks.
 
-    byte_s: per byte of an array; way: latency and that, of what blocks go through one after the other. parts: per byte
-    of an array, what each part of the network is busy with it.
+    Attributes:
+        latency_s: Latency.
+        byte_s: Seconds per byte of an array on the busiest part.
+        way: Latency and seconds per byte along the longest chain of dependent blocks.
+        parts: Seconds per byte of an array, for each part of the network.
     """
 
     latency_s: float = 0.0
@@ -29,7 +32,7 @@ class IdleCost:
     parts: Mapping[str, float] = field(default_factory=dict)
 
     def seconds(self, size_bytes: float) -> float:
-        """Of so many bytes, 0 of none."""
+        """Return the time for an array of this size; 0 for an empty one."""
         if not size_bytes:
             return 0.0
         latency_s, byte_s = self.way
@@ -39,14 +42,17 @@ class IdleCost:
 def collective_cost(
     network: Network, groups: Sequence[Members], collective: str, algorithm: str, near: Sequence[object]
 ) -> IdleCost:
-    """Of a kind of collective; near: of all ranks. Bytes share what they meet, blocks wait on their way."""
+    """Return the cost of a kind of collective; near: the locality of each rank.
+
+    Messages share the parts they cross, and blocks wait for the rounds before them.
+    """
     loads: dict[tuple[int, int], float] = {}
     latency_s, way = 0.0, (0.0, 0.0)
     for members in groups:
         of_members = tuple(near[member] for member in members)
         pattern = _pattern(collective, algorithm, tuple(of_members.index(name) for name in of_members))
         loads |= {(members[here], members[there]): size for (here, there), size in pattern.loads.items()}
-        # a block does not cross between buildings in every round
+        # a block does not cross between buildings in each round
         ways = [(0.0, 0.0)] * len(members)
         for sends in pattern.rounds:
             before = ways.copy()
@@ -63,7 +69,7 @@ def collective_cost(
 
 @dataclass(frozen=True)
 class _Pattern:
-    """Of a collective on an array of `UNIT` bytes: bytes by pair of members; round by round, what is sent at once."""
+    """A collective on an array of `UNIT` bytes: bytes per pair of members, and each round's simultaneous messages."""
 
     loads: Mapping[tuple[int, int], float]
     rounds: Sequence[Sequence[tuple[int, int, int]]]
@@ -71,7 +77,7 @@ class _Pattern:
 
 @cache
 def _pattern(collective: str, algorithm: str, buildings: tuple[int, ...]) -> _Pattern:
-    """buildings: of the members."""
+    """Return a collective's pattern. buildings: of the members."""
     size = len(buildings)
     known = collective_of(collective)
     numel = known.part(UNIT, size)
@@ -80,7 +86,7 @@ def _pattern(collective: str, algorithm: str, buildings: tuple[int, ...]) -> _Pa
     made = algorithm_of(known, algorithm)
     blocks = known.blocks(size)
     loads: Counter[tuple[int, int]] = Counter()
-    at_once: dict[tuple[int, int], set[tuple[int, int, int]]] = {}  # channels and strands go on side by side
+    at_once: dict[tuple[int, int], set[tuple[int, int, int]]] = {}  # channels and strands run in parallel
     for own in range(size):
         plan = made(PlanRequest(own, buildings))
         bounds = plan.bounds(numel * blocks)
@@ -93,7 +99,7 @@ def _pattern(collective: str, algorithm: str, buildings: tuple[int, ...]) -> _Pa
 
 
 def _rounds(plan: Plan) -> Iterator[tuple[tuple[int, int], Round]]:
-    """Each with (stage, its number there)."""
+    """Yield each round with its stage and number."""
     for stages in plan.channels:
         for stage, strands in enumerate(stages):
             for strand in strands:
@@ -102,7 +108,7 @@ def _rounds(plan: Plan) -> Iterator[tuple[tuple[int, int], Round]]:
 
 
 def pairs_cost(network: Network, pairs: Iterable[tuple[int, int]]) -> IdleCost:
-    """Of messages between these ranks, all at once."""
+    """Return the cost of simultaneous messages between these pairs of ranks."""
     loads = dict.fromkeys(pairs, UNIT)
     latency_s = max((network.paths[ends].latency_s(UNIT) for ends in loads), default=0.0)
     parts = _busy(network, loads)
@@ -110,7 +116,7 @@ def pairs_cost(network: Network, pairs: Iterable[tuple[int, int]]) -> IdleCost:
 
 
 def _busy(network: Network, loads: Mapping[tuple[int, int], float]) -> dict[str, float]:
-    """Seconds per byte of the array that parts of the network take for these bytes, of UNIT, by pair of ranks."""
+    """Return how long each part takes for these bytes per pair of ranks, in seconds per byte of a `UNIT` array."""
     through: dict[str, float] = {}
     for ends, size_bytes in loads.items():
         for part in network.paths[ends].parts:

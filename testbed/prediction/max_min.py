@@ -1,4 +1,4 @@
-"""Max-min fair rates (Bertsekas and Gallager, "Data Networks", section 6.5.2), of paths that are laid end to end."""
+"""Max-min fair rates (Bertsekas and Gallager, "Data Networks", section 6.5.2)."""
 
 from __future__ import annotations
 
@@ -11,16 +11,19 @@ from numpy.typing import NDArray
 
 from testbed.net.paths.network import PartShares
 
-ALIKE = 1e-9  # shares of parts that differ by less are one
-FEW = 24  # paths, of which the rates are found sooner one by one
+ALIKE = 1e-9  # relative difference below which shares of parts are equal
+FEW = 24  # number of paths up to which plain Python is faster than NumPy
 
 Floats = NDArray[np.float64]
 Indices = NDArray[np.intp]
-Steps = tuple[tuple[int, float], ...]  # of a path: parts, by number, and what goes there
+Steps = tuple[tuple[int, float], ...]  # a path: its parts by number, and the load on each
 
 
 class Paths(NamedTuple):
-    """parts, loads: of each step of a path, by number, and what goes there. path: whose step it is. many: paths."""
+    """Paths as flat arrays.
+
+    parts, loads: part number and load of each step of all paths. path: the step's path. many: number of paths.
+    """
 
     parts: Indices
     loads: Floats
@@ -29,14 +32,14 @@ class Paths(NamedTuple):
 
 
 class GrowableArray:
-    """An array that is added to: of its places `many` are taken."""
+    """An array with amortised appending; the first `many` elements are in use."""
 
     def __init__(self, kind: type) -> None:
         self.array: NDArray[Any] = np.zeros(16, dtype=kind)
         self.many = 0
 
     def add(self, values: Sequence[float]) -> None:
-        """At its end."""
+        """Append the values."""
         end = self.many + len(values)
         if end > len(self.array):
             self.array = np.concatenate([self.array, np.zeros(end, dtype=self.array.dtype)])
@@ -45,15 +48,15 @@ class GrowableArray:
 
 
 class PathTable:
-    """All connections' paths, end to end in the connections' order: those of some are read without a walk."""
+    """The paths of all connections as flat arrays, in the connections' order."""
 
     def __init__(self) -> None:
         self._parts, self._loads = GrowableArray(np.intp), GrowableArray(float)
-        self._steps, self._first_step = GrowableArray(np.intp), GrowableArray(np.intp)  # of each path
-        self._paths, self._first_path = GrowableArray(np.intp), GrowableArray(np.intp)  # of each connection
+        self._steps, self._first_step = GrowableArray(np.intp), GrowableArray(np.intp)  # per path
+        self._paths, self._first_path = GrowableArray(np.intp), GrowableArray(np.intp)  # per connection
 
     def add(self, paths: Sequence[Mapping[int, float]]) -> None:
-        """The next connection's."""
+        """Append the paths of the next connection."""
         self._first_path.add([self._steps.many])
         self._paths.add([len(paths)])
         for path in paths:
@@ -63,7 +66,7 @@ class PathTable:
             self._loads.add(list(path.values()))
 
     def of(self, numbers: Indices) -> tuple[Paths, Indices]:
-        """These connections' paths, and for each path the place in `numbers` of the connection that it belongs to."""
+        """Return these connections' paths and, per path, the index in `numbers` of its connection."""
         paths = self._paths.array[numbers]
         taken = _ranges(self._first_path.array[numbers], paths)
         steps = self._steps.array[taken]
@@ -74,7 +77,7 @@ class PathTable:
 
 
 def fair_rates(capacities: Mapping[str, float], paths: Sequence[PartShares]) -> list[float]:
-    """Of all of these at once, in bytes per second."""
+    """Return the max-min fair rates of all paths at once, in bytes per second."""
     part = {name: number for number, name in enumerate(capacities)}
     laid = PathTable()
     laid.add([{part[name]: load for name, load in path.items()} for path in paths])
@@ -84,7 +87,7 @@ def fair_rates(capacities: Mapping[str, float], paths: Sequence[PartShares]) -> 
 
 
 def fair(capacities: Floats, paths: Paths) -> Floats:
-    """Those of all paths grow alike until a part is full, through which none grows any more."""
+    """Return max-min fair rates: all paths grow evenly until a part is full, then the paths through it stop."""
     parts, loads, path, many = paths
     left = capacities
     rates = np.zeros(many)
@@ -103,7 +106,7 @@ def fair(capacities: Floats, paths: Paths) -> Floats:
 
 
 def fair_few(room: Sequence[float], least: Sequence[float], paths: Sequence[Steps]) -> list[float]:
-    """As `fair` has it, of what is left of each part, and of no less than the least that it gives."""
+    """Return the rates as `fair` does, from the remaining capacity of each part, but at least `least`."""
     rates = [0.0] * len(paths)
     left = {part: max(room[part], least[part]) for path in paths for part, _ in path}
     growing = [number for number, path in enumerate(paths) if path]
@@ -128,7 +131,7 @@ def fair_few(room: Sequence[float], least: Sequence[float], paths: Sequence[Step
 
 
 def _ranges(starts: Indices, counts: Indices) -> Indices:
-    """start, start + 1, ... of each, so many."""
+    """Concatenate the ranges that start at `starts` and have `counts` elements."""
     ends = np.cumsum(counts)
     found: Indices = np.arange(int(ends[-1]) if len(ends) else 0) + np.repeat(
         starts - (ends - counts), counts

@@ -1,4 +1,4 @@
-"""How far off the model was where it was held against packets that it had not seen, by kind of scenario."""
+"""The model's errors on packet measurements that it had not seen, by kind of scenario."""
 
 from __future__ import annotations
 
@@ -9,14 +9,20 @@ from testbed.spec.catalogue import model_errors
 from testbed.spec.scenario import Scenario
 from testbed.workload.models import dimensions
 
-MEASURED_TRANSPORTS = ("tcp", "striped")  # which benchmarks/held_out draws from
+MEASURED_TRANSPORTS = ("tcp", "striped")  # those that benchmarks/held_out samples
 
 
 @dataclass(frozen=True)
 class ModelErrors:
-    """Errors at all points of one kind, as parts of what packets took; what: the kind in words.
+    """Relative errors of the model over all points of one kind.
 
-    median: the largest one of so many points that tell theirs, with `of` configurations; worst: of all `measured`.
+    Attributes:
+        what: Description of the kind.
+        median: Largest median error of the points that state one.
+        points: Number of those points.
+        of: Configurations in those points.
+        worst: Largest error of all configurations.
+        measured: Number of all configurations.
     """
 
     what: str
@@ -28,7 +34,7 @@ class ModelErrors:
 
 
 def parse_errors(entry: Any) -> ModelErrors:
-    """Return the errors of an entry of `data/model_errors.yaml`."""
+    """Parse an entry of `data/model_errors.yaml`."""
     points = entry["points"]
     told = [point for point in points if "median" in point]
     return ModelErrors(
@@ -42,9 +48,9 @@ def parse_errors(entry: Any) -> ModelErrors:
 
 
 def stated_error(scenario: Scenario, by_packets: bool) -> float | None:
-    """Return the worst error that is stated of the model on such scenarios, as a share; None where none is.
+    """Return the worst known error of the model on this kind of scenario, as a share; None where none was measured.
 
-    by_packets: whether the model plays the step packet by packet; else by the fluid.
+    by_packets: whether the step is simulated packet by packet, not as a fluid.
     """
     kind = kind_of(scenario)
     if kind is None or scenario.transport.kind not in MEASURED_TRANSPORTS:
@@ -54,7 +60,7 @@ def stated_error(scenario: Scenario, by_packets: bool) -> float | None:
 
 
 def kind_of(scenario: Scenario) -> str | None:
-    """Return the name of the scenario's kind in `data/model_errors.yaml`; None where no such was measured."""
+    """Return the scenario's kind in `data/model_errors.yaml`; None where no such kind was measured."""
     workload, lossy = scenario.workload, scenario.topology.resolve().lossy
     if workload.is_recorded:
         return None if lossy else "recorded"

@@ -1,8 +1,8 @@
-"""Messages on a fluid network: what their ranks' software takes of them, and how protocols hand them over.
+"""Message protocols on a fluid network, and the software cost of messages at both ends.
 
-As `transport.protocols` and `transport.host_costs` do it: a rank works on one message after another, at both ends;
-messages of `rendezvous` leave once a note has come that they are waited for, those of `staged` go in chunks, of which
-no more are under way than there are slots.
+Models `transport.protocols` and `transport.host_costs`. A rank handles one message after another, at both ends. A
+`rendezvous` message leaves once the receiver has announced that it waits. A `staged` message goes in chunks, with at
+most one chunk per slot in flight.
 """
 
 from __future__ import annotations
@@ -22,19 +22,23 @@ from testbed.prediction.events import Event, EventQueue, Mailbox
 from testbed.prediction.fluid import Fluid
 from testbed.prediction.packets.connections import PacketConnections
 
-SOON_S = 1e-9  # as far apart two moments are two, whatever digits clocks have
+SOON_S = 1e-9  # times further apart than this are distinct whatever the clock's rounding
 
 Key = tuple[object, ...]
 
 
 @dataclass(eq=False)
 class _Staged:
-    """A message in chunks: how many may leave, have, have come and wait, are leaving their slots, have left those."""
+    """A message in chunks, with its counters.
+
+    granted: chunks that may leave. begun: chunks that have left. waiting: chunks that arrived before their receive.
+    leaving: chunks that are being copied out of their slots, or have been. done: chunks copied out.
+    """
 
     ends: Ends
     dscp: int
     chunks: Sequence[int]
-    taken: Event
+    accepted: Event
     granted: int
     received: Event | None = None
     begun: int = 0
@@ -44,11 +48,12 @@ class _Staged:
 
 
 @dataclass(eq=False)
-class _Line:
-    """Messages of one key, in their order: those with chunks that have to begin; ends that lack the other one.
+class _StagedQueue:
+    """Messages of one key, in order.
 
-    unannounced: whose receiver has not said yet that it waits; announced: how many did of messages that are not there.
-    full: slots that chunks of announced messages are in, as the sender knows.
+    sends: messages with chunks to send. unreceived: messages without their receive. receives: receives without their
+    message. unannounced: messages whose receiver has not announced that it waits. announced: announcements without
+    their message. full: slots that hold chunks of announced messages, as the sender knows.
     """
 
     sends: deque[_Staged] = field(default_factory=deque)
@@ -63,9 +68,9 @@ MEAN = LossDelay()
 
 
 class Messaging(EventQueue):
-    """Time, the network, and what is sent on it. `worked_s`: of each rank's software.
+    """The simulated clock and network, with messages sent over it.
 
-    burst_bytes: the most that any pair had to send at once.
+    worked_s: software time of each rank. burst_bytes: the most that any pair had to send at once.
     """
 
     def __init__(
@@ -74,7 +79,7 @@ class Messaging(EventQueue):
         ranks: int,
         software: Software,
         lateness: LossDelay = MEAN,
-        kept: ConnectionState = NO_STATE,
+        state: ConnectionState = NO_STATE,
     ) -> None:
         super().__init__()
         self.network, self.software, self.lateness = network, software, lateness
@@ -82,130 +87,144 @@ class Messaging(EventQueue):
         self._announced, self._copied = protocol.registers, protocol.copies
         parts = {software_part(rank): 1.0 for rank in range(ranks)}
         capacities = {**network.capacities, **parts}
-        self.fluid = kept.fluid or Fluid(self, capacities, network.queues, network.classes)
-        self.fluid.go_on(self)
+        self.fluid = state.fluid or Fluid(self, capacities, network.queues, network.classes)
+        self.fluid.continue_on(self)
         self.busy_until_s = [0.0] * ranks
         self.worked_s = [0.0] * ranks
         self.sending: dict[Ends, int] = {}
         self.burst_bytes = 0.0
-        self.soon: deque[Callable[[], None]] = deque()  # what happens in this moment, behind what else does
-        self.boxes: dict[Key, Mailbox] = {}
-        self.lines: dict[Key, _Line] = {}
+        self.soon: deque[Callable[[], None]] = deque()  # actions at the current time, after all others
+        self.mailboxes: dict[Key, Mailbox] = {}
+        self.staged_queues: dict[Key, _StagedQueue] = {}
         self.connections: Connections | PersistentConnections
         if network.packets:
-            lasting: PersistentConnections = kept.packets or PacketConnections(self, network, lateness.draw)
-            lasting.go_on(self)
-            self.connections = lasting
+            packet_connections: PersistentConnections = state.packets or PacketConnections(
+                self, network, lateness.draw
+            )
+            packet_connections.continue_on(self)
+            self.connections = packet_connections
         else:
-            self.connections = Connections(self, network, self.fluid, lateness, kept)
+            self.connections = Connections(self, network, self.fluid, lateness, state)
 
-    def pass_time(self) -> None:
-        """Until nothing is left that will happen."""
-        agenda, soon, fluid, busy = self.agenda, self.soon, self.fluid, self.fluid.busy
+    def run_until_idle(self) -> None:
+        """Run until there are no more events."""
+        heap, soon, fluid, busy = self.heap, self.soon, self.fluid, self.fluid.busy
         while True:
             now_s = self.now_s
-            while agenda and agenda[0][0] <= now_s:
-                heappop(agenda)[2]()
+            while heap and heap[0][0] <= now_s:
+                heappop(heap)[2]()
             while soon:
                 soon.popleft()()
             if not busy:
-                if not agenda:
+                if not heap:
                     break
-                while agenda and not soon and not busy:
-                    self.now_s, _, action = heappop(agenda)
+                while heap and not soon and not busy:
+                    self.now_s, _, action = heappop(heap)
                     action()
                 continue
             leaves_s = fluid.leaves_s()
-            if agenda and agenda[0][0] <= leaves_s:
-                # what is told of messages that leave in this very moment happens in it
-                self.now_s = agenda[0][0]
-                if leaves_s - self.now_s > SOON_S:  # none does, most of the time
+            if heap and heap[0][0] <= leaves_s:
+                # callbacks of messages that leave at this very time belong to it
+                self.now_s = heap[0][0]
+                if leaves_s - self.now_s > SOON_S:  # usually no message leaves now
                     continue
             elif leaves_s > now_s:
                 self.now_s = leaves_s
             fluid.leave()
 
-    def later(self, seconds: float, action: Callable[[], None]) -> None:
-        """Act after so long."""
+    def call_later(self, seconds: float, action: Callable[[], None]) -> None:
+        """Run the action after a delay."""
         if (at_s := self.now_s + seconds) > self.now_s:
-            heappush(self.agenda, (at_s, next(self.number), action))
+            heappush(self.heap, (at_s, next(self.number), action))
         else:
             self.soon.append(action)
 
     def send(self, key: Key, ends: Ends, size_bytes: int, dscp: int, held: bool = False) -> Event:
-        """Begin to send; the event is that the connection has taken the last byte, or that it is known to be there."""
-        taken, box = Event(), self._box(key)
+        """Start to send a message.
+
+        Args:
+            key: Messages of one key arrive in order.
+            ends: Ranks of sender and receiver.
+            size_bytes: Payload.
+            dscp: Traffic class.
+            held: Whether the message waits for its receive.
+
+        Returns:
+            The event that the connection has taken the last byte or, where it is written directly into the receiver's
+            memory, that the sender knows it has arrived.
+        """
+        accepted, mailbox = Event(), self._mailbox(key)
         if self._copied:
-            box.leave(lambda: self._stage(key, ends, size_bytes, dscp, taken), held=held)
-            return taken
+            mailbox.send(lambda: self._stage(key, ends, size_bytes, dscp, accepted), held=held)
+            return accepted
 
         if self.network.is_written(ends, size_bytes):
 
-            def there() -> None:
-                box.arrive()
-                self.later(self._back_s(ends, dscp), taken.happen)
+            def arrive() -> None:
+                mailbox.arrive()
+                self.call_later(self._reply_s(ends, dscp), accepted.trigger)
 
-            box.leave(lambda: self._transmit(ends, size_bytes, dscp, there, Event()), held=True)
+            mailbox.send(lambda: self._transmit(ends, size_bytes, dscp, arrive, Event()), held=True)
         elif held or self._announced:
-            box.leave(lambda: self._transmit(ends, size_bytes, dscp, box.arrive, taken), held=True)
+            mailbox.send(lambda: self._transmit(ends, size_bytes, dscp, mailbox.arrive, accepted), held=True)
         else:
-            self._transmit(ends, size_bytes, dscp, box.arrive, taken)
-        return taken
+            self._transmit(ends, size_bytes, dscp, mailbox.arrive, accepted)
+        return accepted
 
     def receive(self, key: Key, ends: Ends, size_bytes: int, dscp: int) -> Event:
-        """Wait for the next message of this key; the event is that it is there."""
-        box = self._box(key)
+        """Return the event that the next message of this key has arrived."""
+        mailbox = self._mailbox(key)
         if self._copied:
-            box.allow()
+            mailbox.allow()
             return self._unstage(key, ends, dscp)
         if not self._announced:
             if self.network.is_written(ends, size_bytes):
                 back = ends[::-1]
-                self._transmit(back, NOTE_BYTES, dscp, box.allow, Event(), note=True, worked=False)
+                self._transmit(back, NOTE_BYTES, dscp, mailbox.allow, Event(), note=True, worked=False)
             else:
-                box.allow()
-        elif not box.come:
-            self._transmit(ends[::-1], NOTE_BYTES, dscp, box.allow, Event(), note=True)
-        return box.receive()
+                mailbox.allow()
+        elif not mailbox.arrived:
+            self._transmit(ends[::-1], NOTE_BYTES, dscp, mailbox.allow, Event(), note=True)
+        return mailbox.receive()
 
     def put(self, key: Key, ends: Ends, size_bytes: int, dscp: int) -> Event:
-        """Begin to write into the other side's memory, and a signal behind it, whatever the protocol is.
+        """Start a one-sided write into the peer's memory, followed by a signal, whatever the protocol.
 
-        The event is as that of `send`. The other side's software has to do with the signal alone.
+        Returns the same event as `send`. The peer's software handles only the signal.
         """
-        taken, box = Event(), self._box(key)
+        accepted, mailbox = Event(), self._mailbox(key)
 
-        def come() -> None:
-            self._work(ends[1], 0, box.arrive, note=False)
+        def deliver() -> None:
+            self._work(ends[1], 0, mailbox.arrive, note=False)
 
-        def begin() -> None:
-            self._transmit(ends, size_bytes, dscp, come, taken, worked=False)
+        def transmit() -> None:
+            self._transmit(ends, size_bytes, dscp, deliver, accepted, worked=False)
 
-        if self.network.is_written(ends, size_bytes):  # it asks for its place
-            self.later(self._asked_s(ends, dscp), begin)
+        if self.network.is_written(ends, size_bytes):  # the sender first asks for the address
+            self.call_later(self._request_s(ends, dscp), transmit)
         else:
-            begin()
+            transmit()
         self._work(ends[0], 0, lambda: None, note=False)
-        return taken
+        return accepted
 
     def wait_signal(self, key: Key) -> Event:
-        """Wait for the next signal of this key."""
-        return self._box(key).receive()
+        """Return the event that the next signal of this key has arrived."""
+        return self._mailbox(key).receive()
 
-    def _back_s(self, ends: Ends, dscp: int, size_bytes: float = 0) -> float:
-        """What word of so many bytes takes from where a message goes to where it comes from."""
+    def _reply_s(self, ends: Ends, dscp: int, size_bytes: float = 0) -> float:
+        """Return the latency of a reply of this size, from receiver to sender."""
         return self.lateness.arrival_s(self.network.paths_of(ends[::-1], dscp), size_bytes)
 
-    def _asked_s(self, ends: Ends, dscp: int) -> float:
-        """Until a question that goes where a message will has been answered."""
+    def _request_s(self, ends: Ends, dscp: int) -> float:
+        """Return the round trip of a request that takes the message's path, with its reply."""
         there_s = self.lateness.arrival_s(self.network.paths_of(ends, dscp), NOTE_BYTES)
-        return there_s + self._back_s(ends, dscp, NOTE_BYTES)
+        return there_s + self._reply_s(ends, dscp, NOTE_BYTES)
 
-    def _box(self, key: Key) -> Mailbox:
-        box = self.boxes.get(key)
-        if box is None:
-            box = self.boxes[key] = Mailbox()
-        return box
+    def _mailbox(self, key: Key) -> Mailbox:
+        mailbox = self.mailboxes.get(key)
+        if mailbox is None:
+            mailbox = self.mailboxes[key] = Mailbox()
+        return mailbox
 
     def _transmit(
         self,
@@ -213,151 +232,153 @@ class Messaging(EventQueue):
         size_bytes: int,
         dscp: int,
         arrived: Callable[[], None],
-        taken: Event,
+        accepted: Event,
         *,
         note: bool = False,
         worked: bool = True,
     ) -> None:
-        """Through the sender's software, the network and, where that is worked at once, the receiver's software."""
-        here, there = ends
+        """Send through the sender's software, the network and, if `worked`, the receiver's software."""
+        source, target = ends
 
-        def come() -> None:
+        def deliver() -> None:
             if worked:
-                self._work(there, size_bytes, arrived, note)
+                self._work(target, size_bytes, arrived, note)
             else:
                 arrived()
 
-        def left() -> None:
+        def on_sent() -> None:
             self.sending[ends] -= size_bytes
 
-        def begin() -> None:
+        def transmit() -> None:
             self.sending[ends] = burst_bytes = self.sending.get(ends, 0) + size_bytes
             self.burst_bytes = max(self.burst_bytes, burst_bytes)
-            self.connections.send(ends, dscp, size_bytes, taken, left, come)
+            self.connections.send(ends, dscp, size_bytes, accepted, on_sent, deliver)
 
-        if note and not worked:  # a card's own
-            begin()
+        if note and not worked:  # sent by the NIC itself
+            transmit()
         elif self.network.needs_grants:
-            # what its pair still sends meanwhile it would have waited for anyway
-            self._work(here, size_bytes, lambda: self.later(self._asked_s(ends, dscp), begin), note)
+            # the pair's earlier data would delay it for as long anyway
+            self._work(
+                source, size_bytes, lambda: self.call_later(self._request_s(ends, dscp), transmit), note
+            )
         else:
-            self._work(here, size_bytes, begin, note)
+            self._work(source, size_bytes, transmit, note)
 
     def _work(self, rank: int, size_bytes: float, action: Callable[[], None], note: bool) -> None:
-        """A rank's software handles one message after the other; handing it over keeps none waiting."""
+        """Handle a message in a rank's software, one after the other; the hand-over delays no other message."""
         software, now_s, until_s = self.software, self.now_s, self.busy_until_s[rank]
         cost_s = size_bytes * software.byte_s + (software.note_cost_s if note else software.message_s)
         self.worked_s[rank] += cost_s
         self.busy_until_s[rank] = until_s = (until_s if until_s > now_s else now_s) + cost_s
-        self.later(until_s + (0.0 if note else software.handover_s) - now_s, action)
+        self.call_later(until_s + (0.0 if note else software.handover_s) - now_s, action)
 
     # ---- in chunks
 
-    def _stage(self, key: Key, ends: Ends, size_bytes: int, dscp: int, taken: Event) -> None:
+    def _stage(self, key: Key, ends: Ends, size_bytes: int, dscp: int, accepted: Event) -> None:
         most = self.software.slots.chunk_bytes
         chunks = [most] * (size_bytes // most)
         if size_bytes % most or not chunks:
             chunks.append(size_bytes % most)
-        slots, line = self.software.slots, self._line(key)
-        message = _Staged(ends, dscp, chunks, taken, 0)
+        slots, queue = self.software.slots, self._staged_queue(key)
+        message = _Staged(ends, dscp, chunks, accepted, 0)
         if not slots.announced:
             message.granted = slots.count
-        elif line.announced:
-            line.announced -= 1
+        elif queue.announced:
+            queue.announced -= 1
             message.granted = len(chunks)
         else:
-            line.unannounced.append(message)
-        line.sends.append(message)
-        line.unreceived.append(message)
-        self._match(line)
-        self._fill_slots(line)
+            queue.unannounced.append(message)
+        queue.sends.append(message)
+        queue.unreceived.append(message)
+        self._match(queue)
+        self._fill_slots(queue)
 
     def _unstage(self, key: Key, ends: Ends, dscp: int) -> Event:
-        line, received = self._line(key), Event()
-        line.receives.append(received)
+        queue, received = self._staged_queue(key), Event()
+        queue.receives.append(received)
         if self.software.slots.announced:
-            self._transmit(ends[::-1], NOTE_BYTES, dscp, lambda: self._announce(line), Event(), note=True)
-        self._match(line)
+            self._transmit(ends[::-1], NOTE_BYTES, dscp, lambda: self._announce(queue), Event(), note=True)
+        self._match(queue)
         return received
 
-    def _announce(self, line: _Line) -> None:
-        """The sender hears that a message is waited for."""
-        if line.unannounced:
-            message = line.unannounced.popleft()
+    def _announce(self, queue: _StagedQueue) -> None:
+        """Let the sender know that a message is waited for."""
+        if queue.unannounced:
+            message = queue.unannounced.popleft()
             message.granted = len(message.chunks)
-            self._fill_slots(line)
+            self._fill_slots(queue)
         else:
-            line.announced += 1
+            queue.announced += 1
 
-    def _line(self, key: Key) -> _Line:
-        return self.lines.setdefault(key, _Line())
+    def _staged_queue(self, key: Key) -> _StagedQueue:
+        return self.staged_queues.setdefault(key, _StagedQueue())
 
-    def _match(self, line: _Line) -> None:
-        """Messages and receives find each other in their order; chunks that have come go out of their slots."""
-        while line.unreceived and line.receives:
-            message = line.unreceived.popleft()
-            message.received = line.receives.popleft()
-            come, message.waiting = message.waiting, 0
-            for _ in range(come):
-                self._take_out(line, message)
+    def _match(self, queue: _StagedQueue) -> None:
+        """Match messages and receives in order; copy chunks that have arrived out of their slots."""
+        while queue.unreceived and queue.receives:
+            message = queue.unreceived.popleft()
+            message.received = queue.receives.popleft()
+            arrived, message.waiting = message.waiting, 0
+            for _ in range(arrived):
+                self._take_out(queue, message)
 
-    def _fill_slots(self, line: _Line) -> None:
-        """The first message in turn has all slots; behind its last chunk the next one has them.
+    def _fill_slots(self, queue: _StagedQueue) -> None:
+        """Send chunks of the first message in all slots; the next message follows its last chunk.
 
-        Messages whose receives are announced have them together.
+        Messages with announced receives share the slots.
         """
         slots = self.software.slots
-        while line.sends:
-            message = line.sends[0]
+        while queue.sends:
+            message = queue.sends[0]
             while message.begun < min(len(message.chunks), message.granted):
                 if slots.announced:
-                    if line.full == slots.count:
+                    if queue.full == slots.count:
                         return
-                    line.full += 1
-                self._send_chunk(line, message)
+                    queue.full += 1
+                self._send_chunk(queue, message)
             if message.begun < len(message.chunks):
                 return
-            line.sends.popleft()
+            queue.sends.popleft()
 
-    def _send_chunk(self, line: _Line, message: _Staged) -> None:
+    def _send_chunk(self, queue: _StagedQueue, message: _Staged) -> None:
         size_bytes = message.chunks[message.begun]
         message.begun += 1
 
-        def come() -> None:
+        def deliver() -> None:
             if message.received is None:
                 message.waiting += 1
             else:
-                self._take_out(line, message)
+                self._take_out(queue, message)
 
-        taken = message.taken if message.begun == len(message.chunks) else Event()
-        self._transmit(message.ends, size_bytes, message.dscp, come, taken, worked=False)
+        accepted = message.accepted if message.begun == len(message.chunks) else Event()
+        self._transmit(message.ends, size_bytes, message.dscp, deliver, accepted, worked=False)
 
-    def _take_out(self, line: _Line, message: _Staged) -> None:
-        """The next chunk, which has come."""
+    def _take_out(self, queue: _StagedQueue, message: _Staged) -> None:
+        """Copy the next chunk out of its slot."""
         size_bytes, slots = message.chunks[message.leaving], self.software.slots
         message.leaving += 1
 
         def out() -> None:
             message.done += 1
-            # of slots that nobody waits for nothing is said: a receive that is announced later says that they are free
+            # a slot that nobody waits for needs no note: a later announcement says that it is free
             if wanted():
                 self._transmit(message.ends[::-1], NOTE_BYTES, message.dscp, free, Event(), note=True)
             elif slots.announced:
-                line.full -= 1
+                queue.full -= 1
             if message.done == len(message.chunks):
                 assert message.received is not None
-                message.received.happen()
+                message.received.trigger()
 
         def wanted() -> bool:
             if slots.announced:
-                return line.full == slots.count
+                return queue.full == slots.count
             return message.done <= len(message.chunks) - slots.count
 
         def free() -> None:
             if slots.announced:
-                line.full -= 1
+                queue.full -= 1
             else:
                 message.granted += 1
-            self._fill_slots(line)
+            self._fill_slots(queue)
 
         self._work(message.ends[1], size_bytes, out, note=False)

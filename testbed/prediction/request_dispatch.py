@@ -1,4 +1,4 @@
-"""Requests of a simulation of which it is decided as they come who serves them."""
+"""Dispatch of inference requests to servers during a simulation, as the requests arrive."""
 
 from __future__ import annotations
 
@@ -12,51 +12,51 @@ from testbed.workload.plan import JobPlan, Operation
 
 
 class Simulates(Protocol):
-    """What a plan is carried out by, where ranks can be given more to do."""
+    """A simulation that can extend the plans of its ranks."""
 
     plan: JobPlan
     now_s: float
     trackers: list[DependencyTracker]
 
     def extend(self, rank: int, operations: Sequence[Operation]) -> None:
-        """Give a rank more to do."""
+        """Append operations to a rank's plan."""
 
-    def later(self, seconds: float, action: Callable[[], None]) -> None:
-        """Act after so long."""
+    def call_later(self, seconds: float, action: Callable[[], None]) -> None:
+        """Run the action after a delay."""
 
 
 class RequestDispatcher:
-    """Decides who serves requests of a simulation as they come, and has ranks do it. Notes of it take no time."""
+    """Assigns requests to servers as they arrive and extends the ranks' plans; control messages take no time."""
 
     def __init__(self, simulation: Simulates, dispatching: Dispatching) -> None:
         self.simulation, self.dispatching = simulation, dispatching
         self.dispatcher, self.growing = dispatching.dispatcher(), GrowingPlan(dispatching)
 
     def ended(self, rank: int, index: int) -> None:
-        """An operation is over."""
+        """Handle the end of an operation: a closed batch or an answer."""
         if rank != self.dispatching.entry:
             return
         now_s = self.simulation.now_s
         if index < len(self.dispatching.sizes):  # a batch is closed
-            self._carry(self.dispatcher.send(index, now_s))
+            self._dispatch(self.dispatcher.send(index, now_s))
         elif index in self.growing.answered:
             self.dispatcher.answered(self.growing.answered[index], now_s)
 
-    def _carry(self, sending: Sending) -> None:
+    def _dispatch(self, sending: Sending) -> None:
         key, now_s = self.dispatching.key(sending), self.simulation.now_s
         for rank in self.dispatching.ranks(key):
             plan = self.simulation.trackers[rank].plan
             part = self.growing.part(key, sending.number, rank, plan)
             self.simulation.extend(rank, part)
         if (due_s := self.dispatcher.rules.retry_s) is not None:
-            self.simulation.later(due_s, lambda: self._again(now_s + due_s))
+            self.simulation.call_later(due_s, lambda: self._retry(now_s + due_s))
 
-    def _again(self, due_s: float) -> None:
+    def _retry(self, due_s: float) -> None:
         for sending in self.dispatcher.due(max(due_s, self.simulation.now_s)):
-            self._carry(sending)
+            self._dispatch(sending)
 
     def carried(self) -> ExecutedPlan:
-        """All of it, when it is over."""
+        """Return the plan and decisions of the finished step."""
         simulation = self.simulation
         plan = replace(simulation.plan, ranks=tuple(tuple(own.plan) for own in simulation.trackers))
         return ExecutedPlan(plan, self.dispatcher.found, self.growing.answers)

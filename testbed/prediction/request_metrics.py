@@ -1,4 +1,4 @@
-"""Figures of requests that were served: latencies and their parts, what links carried, what limits, what it cost."""
+"""Metrics of served requests: latencies and their parts, link loads, the limiting resource, energy and cost."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Key = tuple[str, str]
 
 @dataclass(frozen=True)
 class LinkLoad:
-    """Payload that one direction of a link had to carry in a step, by the plan and as it was sent; real bytes."""
+    """Payload that one direction of a link carries per step, as planned and as sent; real bytes."""
 
     name: str
     rate_bps: float
@@ -37,11 +37,18 @@ class LinkLoad:
 
 @dataclass(frozen=True)
 class ServedStep:
-    """What one step of requests came to; real seconds and bytes.
+    """The requests of one step; real seconds and bytes.
 
-    arrived: requests, the last of them at last_s. lost: those that count and that nobody answered. busy_s: of each
-    card, by name. failures: what was sent again and the outages, as results' `Serving` has them. predicted_s: latencies
-    by the model, where it says something.
+    Attributes:
+        times: Of each request that counts.
+        arrived: Number of requests.
+        last_s: Arrival of the last one.
+        lost: Requests that count and were never answered.
+        step_s: Duration of the step.
+        busy_s: Compute time by accelerator name.
+        links: Load of each link.
+        failures: Retries and outages, with the fields of the results' `Serving`.
+        predicted_s: Latencies by the model, if it has any.
     """
 
     times: tuple[RequestTime, ...]
@@ -62,14 +69,14 @@ def served_step(
     sent: Pairs | None = None,
     predicted_s: tuple[float, ...] | None = None,
 ) -> ServedStep:
-    """Return what one step came to, from measured spans or the model's.
+    """Return the requests of one step, from measured or simulated spans.
 
     Args:
-        job: As it was carried out.
-        algorithm: Of the variant.
-        spans: When each operation of each rank began and ended, emulated seconds from the step's start.
-        sent: Payload by ranks, emulated; None for what the plan has.
-        predicted_s: Latencies by the model, where spans are measured.
+        job: The job as it was executed.
+        algorithm: For collectives that name none.
+        spans: Start and end of each rank's operations, in emulated seconds from the step's start.
+        sent: Emulated payload sent per pair of ranks; None for the planned payload.
+        predicted_s: Latencies by the model, where `spans` are measured.
     """
     serving, scale = job.workload.serving, job.scale
     assert serving is not None
@@ -89,33 +96,33 @@ def served_step(
 
 
 def serving_figures(spec: InferenceSpec, steps: Sequence[ServedStep]) -> dict[str, Any]:
-    """Return the figures of requests over all of these steps, as results' `Serving` has them."""
+    """Return the request metrics over all steps, with the fields of the results' `Serving`."""
     times = [one for step in steps for one in step.times]
     waited = sorted(one.latency_s for one in times)
     step_s, arrived = sum(step.step_s for step in steps), sum(step.arrived for step in steps)
     lost = sum(step.lost for step in steps)
     answering_s = sum(max(one.last_s for one in step.times) - step.times[0].arrival_s for step in steps)
     busy_s = {card: sum(step.busy_s[card] for step in steps) for card in steps[0].busy_s}
-    links = _together(steps, step_s)
+    links = _mean_links(steps, step_s)
     needs_s = {f"card {card}": seconds for card, seconds in busy_s.items()}
     needs_s |= {link["name"]: len(steps) * link["bytes_expected"] * 8 / link["rate_bps"] for link in links}
     limit = max(needs_s, key=lambda name: needs_s[name])
-    said = [seconds for step in steps for seconds in step.predicted_s or ()]
+    predicted_s = [seconds for step in steps for seconds in step.predicted_s or ()]
     card, card_s = card_of(spec), len(busy_s) * step_s / (arrived - lost)
     last_s = sum(step.last_s for step in steps)
-    again = [step.failures for step in steps if step.failures]
+    retries = [step.failures for step in steps if step.failures]
     return {
         "requests": len(times),
         "offered_per_s": arrived / last_s if last_s else 0.0,
         "answered_per_s": len(times) / answering_s,
         "latency": latencies(waited),
         **_tokens(spec, times),
-        "predicted": latencies(said) if said else None,
+        "predicted": latencies(predicted_s) if predicted_s else None,
         "objective_s": spec.objective_s,
         "objective_share": spec.objective_share,
         "within": sum(seconds <= spec.objective_s for seconds in waited) / (len(waited) + lost),
-        "sent_again": sum(one["sent_again"] for one in again),
-        "outages": [outage for one in again for outage in one["outages"]],
+        "sent_again": sum(one["sent_again"] for one in retries),
+        "outages": [outage for one in retries for outage in one["outages"]],
         "lost": lost,
         **_parts(times),
         "cdf_s": [at_share(waited, share) for share in SHARES],
@@ -128,8 +135,8 @@ def serving_figures(spec: InferenceSpec, steps: Sequence[ServedStep]) -> dict[st
     }
 
 
-def _together(steps: Sequence[ServedStep], step_s: float) -> list[dict[str, Any]]:
-    """Of each link what it carried in a step, the mean; steps: of one network, step_s all of their time."""
+def _mean_links(steps: Sequence[ServedStep], step_s: float) -> list[dict[str, Any]]:
+    """Return each link's mean load per step; step_s is the total time of all steps."""
     loads: dict[str, list[LinkLoad]] = defaultdict(list)
     for link in (link for step in steps for link in step.links):
         loads[link.name].append(link)
@@ -149,7 +156,7 @@ def _together(steps: Sequence[ServedStep], step_s: float) -> list[dict[str, Any]
 
 
 def latencies(values: Sequence[float]) -> dict[str, float]:
-    """As results' `Latencies` has it."""
+    """Return the fields of the results' `Latencies`."""
     ordered = sorted(values)
     shares = {"p50": 0.5, "p99": 0.99, "p999": 0.999, "max": 1.0}
     return {
@@ -159,7 +166,7 @@ def latencies(values: Sequence[float]) -> dict[str, float]:
 
 
 def _lost(serving: Serving) -> int:
-    """Requests that count and were never answered."""
+    """Return how many requests that count were never answered."""
     lost = serving.dispatched.lost if serving.dispatched else ()
     numbers = (
         number for one in lost for number in range(serving.batches[one].first, serving.batches[one].end)
@@ -170,7 +177,7 @@ def _lost(serving: Serving) -> int:
 def _failures(
     serving: Serving, times: Sequence[RequestTime], hosts: Sequence[Host], scale: Scale
 ) -> dict[str, Any]:
-    """What was sent again, and latencies around what it was sent again for."""
+    """Return retries, and latencies before, during and after each outage."""
     if serving.dispatching is None or serving.dispatched is None:
         return {}
     dispatching, found = serving.dispatching, serving.dispatched
@@ -197,12 +204,12 @@ def _failures(
                 **{name: latencies(own) if own else None for name, own in by_then.items()},
             }
         )
-    again = sum(serving.batches[batch].size for batch, count in tries.items() if count > 1)
-    return {"sent_again": again, "outages": outages}
+    retries = sum(serving.batches[batch].size for batch, count in tries.items() if count > 1)
+    return {"sent_again": retries, "outages": outages}
 
 
 def _unit_name(dispatching: Dispatching, unit: int, hosts: Sequence[Host]) -> str:
-    """Of what is avoided together: a node, by its host, or a card."""
+    """Return the name of a unit that is avoided as a whole: a node, by its host, or an accelerator."""
     if dispatching.rules.by_node:
         return f"node {dispatching.names[unit]}"
     server = dispatching.servers[unit]
@@ -212,7 +219,7 @@ def _unit_name(dispatching: Dispatching, unit: int, hosts: Sequence[Host]) -> st
 
 
 def _tokens(spec: InferenceSpec, times: Sequence[RequestTime]) -> dict[str, Any]:
-    """Of answers that come in several parts."""
+    """Return time to first token and time per output token, for answers that are generated token by token."""
     if spec.generation is None:
         return {}
     tokens = spec.generation.output_tokens
@@ -232,22 +239,22 @@ def _parts(times: Sequence[RequestTime]) -> dict[str, Any]:
 def _links(
     topology: Topology, hosts: Sequence[Host], expected: Pairs, observed: Pairs, scale: Scale
 ) -> Iterator[LinkLoad]:
-    """All that payload went over: cards of hosts, nodes' network cards, between buildings."""
+    """Return the load of everything that carried payload: hosts' and nodes' NICs, links between buildings."""
     rates: dict[Key, float] = {}
-    ways = _Ways(topology, hosts, rates)
+    link_names = _LinkNames(topology, hosts, rates)
     counts: list[defaultdict[Key, float]] = [defaultdict(float), defaultdict(float)]
     for count, pairs in zip(counts, (expected, observed), strict=True):
         for (source, target), size_bytes in pairs.items():
             if size_bytes and source != target:
-                for key in ways.of(source, target):
+                for key in link_names.of(source, target):
                     count[key] += size_bytes
     for key in sorted(counts[0].keys() | counts[1].keys()):
         planned, seen = (scale.real_bytes(count[key]) for count in counts)
         yield LinkLoad(f"{key[0]}, {key[1]}", scale.real_bps(rates[key]), planned, seen)
 
 
-class _Ways:
-    """What payload between two ranks goes over, by name; rates: emulated ones of what was named so far."""
+class _LinkNames:
+    """The links between two ranks, by name. rates: filled with the emulated rate of each link named so far."""
 
     def __init__(self, topology: Topology, hosts: Sequence[Host], rates: dict[Key, float]) -> None:
         self.hosts, self.rates = hosts, rates
@@ -265,23 +272,23 @@ class _Ways:
             self.between[link.b, link.a] += link.b_to_a.rate_bps
 
     def of(self, source: int, target: int) -> list[Key]:
-        """Between two ranks; of buildings with no link between them only their ends."""
+        """Return the links between two ranks; without a direct link between their buildings just the NICs."""
         here, there = self.hosts[source], self.hosts[target]
         found = [
-            self._put((here.name, "out"), here.nic.rate_bps),
-            self._put((there.name, "in"), there.nic.rate_bps),
+            self._add((here.name, "out"), here.nic.rate_bps),
+            self._add((there.name, "in"), there.nic.rate_bps),
         ]
         nodes = [self.node.get(host.name) for host in (here, there)]
         if nodes[0] != nodes[1] or nodes[0] is None:
             for node, way in zip(nodes, ("out", "in"), strict=True):
                 if node is not None:
-                    found.append(self._put((f"network card of {node[0]}", way), node[1]))
+                    found.append(self._add((f"network card of {node[0]}", way), node[1]))
         pair = here.building, there.building
         if pair in self.between:
-            found.append(self._put((f"{pair[0]} to {pair[1]}", "WAN"), self.between[pair]))
+            found.append(self._add((f"{pair[0]} to {pair[1]}", "WAN"), self.between[pair]))
         return found
 
-    def _put(self, key: Key, rate_bps: float) -> Key:
+    def _add(self, key: Key, rate_bps: float) -> Key:
         self.rates[key] = rate_bps
         return key
 
@@ -291,10 +298,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Parts:
-    """Of a request's time, real seconds.
+    """The parts of a request's time, in real seconds.
 
-    batching: until its batch was closed, or sent again; queue: for cards that were busy. transfer: from when something
-    was there to be sent until it had come, what waited for the same link included.
+    Attributes:
+        batching_s: Until its batch was closed, or sent again.
+        queue_s: Waiting for busy accelerators.
+        transfer_s: From when data was ready to be sent until it arrived, including waits for the same link.
+        compute_s: Compute.
     """
 
     batching_s: float = 0.0
@@ -304,13 +314,13 @@ class Parts:
 
     @property
     def total_s(self) -> float:
-        """All of it."""
+        """The sum of all parts."""
         return self.batching_s + self.queue_s + self.transfer_s + self.compute_s
 
 
 @dataclass(frozen=True)
 class RequestTime:
-    """Of a request: when it arrived, when its answer's first and last part came, and the parts of that time; real."""
+    """A request's arrival, the first and last part of its answer, and the parts of its time; real seconds."""
 
     arrival_s: float
     first_s: float
@@ -319,12 +329,12 @@ class RequestTime:
 
     @property
     def latency_s(self) -> float:
-        """From its arrival, whether or not anybody had time for it then."""
+        """Time from the arrival, whether or not a server was free then."""
         return self.last_s - self.arrival_s
 
 
 def request_times(serving: Serving, spans: Spans, scale: Scale) -> list[RequestTime]:
-    """Of every request that counts, in the order of arrival. spans: emulated, from the step's start."""
+    """Return the times of every request that counts, in order of arrival. spans: emulated, from the step's start."""
     walk = _Walk(serving.plan, spans)
     found = []
     for answer in serving.answers:
@@ -342,13 +352,13 @@ def request_times(serving: Serving, spans: Spans, scale: Scale) -> list[RequestT
 
 
 def at_share(values: Sequence[T], share: float) -> T:
-    """Which one so large a share does not exceed, by nearest rank. values: in order."""
+    """Return a quantile by nearest rank. values: sorted. share: from 0 to 1."""
     # 0.07 * 200 is a little more than 14
     return values[max(0, math.ceil(share * len(values) - 1e-9) - 1)]
 
 
 class _Walk:
-    """From an answer back to its batch, always to what came last of what was waited for."""
+    """Walks from an answer back to its batch along the dependencies that ended last."""
 
     def __init__(self, plan: JobPlan, spans: Spans) -> None:
         self.plan, self.spans = plan, spans
@@ -367,7 +377,7 @@ class _Walk:
         return max((Mark(mark.rank, number) for number in after), key=self._end_s)
 
     def back_from(self, mark: Mark) -> tuple[float, float, float, float]:
-        """When the batch was closed, and what was spent in queues, on links, computing since; emulated."""
+        """Return when the batch was closed, and the queue, transfer and compute time since; emulated seconds."""
         queue_s = transfer_s = compute_s = 0.0
         while True:
             operation = self.plan.ranks[mark.rank][mark.number]

@@ -1,4 +1,4 @@
-"""Where a job's connections go under its policy, link by link, and what they meet there."""
+"""Paths of a job's connections under its policy, link by link, and the model's network with those paths."""
 
 from __future__ import annotations
 
@@ -37,21 +37,21 @@ from testbed.workload.job.job import Job
 from testbed.workload.job.traffic_matrix import flows_of
 
 Marked = tuple[tuple[str, Direction], int]
-"""A link's direction, by its name, and the DSCP of packets there."""
+"""A link's direction, by name, and the DSCP of packets there."""
 
 
 def model_of(job: Job, control: str) -> str:
-    """By which congestion control the model knows one of the kernel's."""
+    """Return the congestion control by which the model approximates one of the kernel's."""
     return (job.scenario.transport.congestion_models or {}).get(control, control)
 
 
 def class_part(link: str, entry: QueueClass) -> str:
-    """The part that a class's queue in front of a link is."""
+    """Return the network part that models a traffic class's queue on a link."""
     return f"{link}, class {entry.name}"
 
 
 class Routes:
-    """Where the connections of a job go."""
+    """The routes of a job's connections, from the rules that its policy computes."""
 
     def __init__(self, job: Job, calibration: Calibration) -> None:
         self.job, self.calibration = job, calibration
@@ -78,14 +78,17 @@ class Routes:
         }
 
     def paths(self, flows: Sequence[Flow]) -> Iterator[tuple[Ends, Flow, Path, dict[str, float]]]:
-        """Of every flow between buildings: its ranks, its path, and what on it has a capacity and is no link."""
+        """Yield every flow between buildings with its ranks, its path, and capacities of parts that are not links."""
         for flow in flows:
             (source, one), (target, other) = self.hosts[flow.source], self.hosts[flow.destination]
             if one.building != other.building:
                 yield (source, target), flow, *self._path((source, target), flow, one, other)
 
     def packets(self, flows: Sequence[Flow]) -> dict[tuple[Ends, int], tuple[PacketPath, ...]]:
-        """Of all connections; none where links do more than queue and lose, or a congestion control has no windows."""
+        """Return the packet paths of all connections, in both directions.
+
+        Returns none where links do more than queue and drop, or where a congestion control is not window-based.
+        """
         found: dict[tuple[Ends, int], tuple[PacketPath, ...]] = {}
         for flow in flows:
             (source, one), (target, other) = self.hosts[flow.source], self.hosts[flow.destination]
@@ -95,12 +98,15 @@ class Routes:
                 path = self._packet_path((source, target), flow.dscp, flow.channel, there, back)
                 if path is None:
                     return {}
-                hops, back_hops = self._classed(path.hops, links), self._classed(path.back, links_back)
+                hops, back_hops = (
+                    self._with_classes(path.hops, links),
+                    self._with_classes(path.back, links_back),
+                )
                 key = (source, target), flow.dscp
                 found[key] = (*found.get(key, ()), path._replace(hops=hops, back=back_hops))
         if any(len(paths) > 1 and paths[0].stripes is None for paths in found.values()):
             return {}  # MPTCP's subflows are one connection
-        for ((source, target), dscp), paths in list(found.items()):  # word of what has come goes back
+        for ((source, target), dscp), paths in list(found.items()):  # acknowledgements go back
             back_to = (target, source), dscp
             if back_to not in found:
                 found[back_to] = tuple(path._replace(hops=path.back, back=path.hops) for path in paths)
@@ -142,8 +148,8 @@ class Routes:
             wiring.transport.stripe_settings(wiring.distance(*ends)),
         )
 
-    def _classed(self, hops: tuple[PacketHop, ...], links: Sequence[Marked]) -> tuple[PacketHop, ...]:
-        """In the queues of their classes, where links have some."""
+    def _with_classes(self, hops: tuple[PacketHop, ...], links: Sequence[Marked]) -> tuple[PacketHop, ...]:
+        """Put hops into their class's queue, where links have classes."""
         if not self.classes:
             return hops
         numbers = {name: self.classes.index(self._class_of(dscp)) for (name, _), dscp in links}
@@ -153,12 +159,12 @@ class Routes:
         )
 
     def journey(self, flow: Flow, one: Host) -> PacketTrace:
-        """Of a flow from a host to another building, through the edges."""
+        """Trace a flow from a host to another building through the edge switches."""
         edge = self.edges[one.building]
         return self.switches.forward(self.view.packet(flow), edge.entry)
 
     def _hops(self, flow: Flow, one: Host, other: Host) -> tuple[list[Hop], list[Marked]]:
-        """All of a flow's, and the links among them, with the DSCP there."""
+        """Return all hops of a flow, and the WAN links among them with the DSCP there."""
         journey = self.journey(flow, one)
         up, down = self.inside(one, other)
         marked = zip(journey.hops, journey.dscps, strict=True)
@@ -167,7 +173,7 @@ class Routes:
 
     def _path(self, ends: Ends, flow: Flow, one: Host, other: Host) -> tuple[Path, dict[str, float]]:
         hops, taken = self._hops(flow, one, other)
-        # acknowledgements go through links like those, in the opposite order
+        # acknowledgements cross similar links in the opposite order
         step = step_of(self.topology, hops, hops[::-1])
         capacities = {}
         parts = [hop.name for hop in hops]
@@ -183,7 +189,7 @@ class Routes:
     def _lossy(
         self, ends: Ends, flow: Flow, losses: Sequence[float], step: RingStep
     ) -> LossyConnection | LossyDatagrams | None:
-        """None where nothing is lost."""
+        """Return the loss model of a path; None where nothing is lost."""
         loss = 1 - math.prod(1 - share for share in losses)
         if not loss:
             return None
@@ -216,14 +222,14 @@ class Routes:
         return LossyConnection(model, loss, *path, response)
 
     def _class_of(self, dscp: int) -> QueueClass:
-        """Of a packet: the class that names its DSCP, or the one that names none."""
+        """Return a packet's class: the one that lists its DSCP, or the default class."""
         rest = next(entry for entry in self.classes if not entry.dscps)
         return next((entry for entry in self.classes if dscp in entry.dscps), rest)
 
     def _own_byte_s(self, ends: Ends, flow: Flow, step: RingStep) -> float:
-        """What a byte takes by what the connection's sockets allow."""
+        """Return the seconds per byte that the connection's socket settings allow."""
         wiring = self.job.wiring
-        # what is dealt out is played segment by segment: their window needs no rate of its own
+        # striped connections are simulated segment by segment: their window needs no rate of its own
         ruled = wiring.transport.stripe_settings(wiring.distance(*ends)) is None
         return wiring.slowest_byte_s(*ends, self._key(ends, flow), step, paced=True, ruled=ruled)
 
@@ -231,19 +237,28 @@ class Routes:
         return self.job.wiring.connection(*ends, TrafficClass(flow.dscp), flow.channel)
 
 
-_known: IdentityCache[Network] = IdentityCache(64)  # a search comes back to a few
+_known: IdentityCache[Network] = IdentityCache(64)  # a search returns to a few
 
 
 def route_network(
     job: Job, algorithm: str, calibration: Calibration, routes: Routes | None = None
 ) -> Network:
-    """The model's network, with the paths that the policy gives to connections between buildings. ControllerError.
+    """Build the model's network, with the policy's paths between buildings.
 
-    The same one for jobs of which nothing differs that it goes by. routes: where connections go, if that is known.
+    Jobs that differ in nothing relevant share one network.
+
+    Args:
+        job: The job to route.
+        algorithm: For collectives that name none.
+        calibration: Of the emulator.
+        routes: The job's routes, if known.
+
+    Raises:
+        ControllerError: The policy cannot route the job.
     """
     things = job.topology, *job.hosts, job.scenario.transport, calibration
     return _known.of(
-        things, lambda: _routed(routes or Routes(job, calibration), algorithm), _key(job, algorithm)
+        things, lambda: _build_network(routes or Routes(job, calibration), algorithm), _key(job, algorithm)
     )
 
 
@@ -252,14 +267,14 @@ def _key(job: Job, algorithm: str) -> Hashable:
     sized = PolicyChoice(**choice).goes_by_sizes or any(own.pacing == PLANNED for own in spec.sockets)
     declared = job.scenario.algorithms[0]
     pairs = [job.workload.pairs(one) for one in dict.fromkeys((declared, algorithm))]
-    # which connections there are follows from who sends to whom
+    # senders and receivers determine which connections there are
     flows = tuple(
         (dscp, frozenset(own.items() if sized else own)) for several in pairs for dscp, own in several.items()
     )
     return repr(choice), flows, job.scale, job.scenario.seed, job.link_engine
 
 
-def _routed(routes: Routes, algorithm: str) -> Network:
+def _build_network(routes: Routes, algorithm: str) -> Network:
     job = routes.job
     training = job.workload.training
     network = network_of(job.topology, job.hosts, job.link_engine) if training is None else training.network
@@ -280,7 +295,7 @@ def _routed(routes: Routes, algorithm: str) -> Network:
     granted = job.wiring.transport.granted_share
     if granted is not None:
         capacities |= {card: capacities[card] * granted for card in _receiving(network)}
-    parallel = {key: tuple(_sharing(paths, capacities)) for key, paths in parallel.items()}
+    parallel = {key: tuple(_share_go_back_n(paths, capacities)) for key, paths in parallel.items()}
     wiring, packet = job.wiring, job.wiring.transport.packet(job.topology.mtu)
     headers = (
         1.0 if packet is None else packet.frame_bytes / packet.payload_bytes / frame_per_payload(job.topology)
@@ -304,7 +319,7 @@ def _routed(routes: Routes, algorithm: str) -> Network:
         classes=classes,
         overheads=overheads,
         write_threshold_bytes=written,
-        # what is granted is dealt out in turn, a few packets each
+        # granted data is interleaved, a few packets each
         sends_at_once=at_once,
         routed=True,
         first_pace=startup,
@@ -313,12 +328,15 @@ def _routed(routes: Routes, algorithm: str) -> Network:
 
 
 def _receiving(network: Network) -> set[str]:
-    """The cards that messages come in by."""
+    """Return the NICs that messages arrive at."""
     return {path.parts[-1] for path in network.paths.values()}
 
 
-def _sharing(paths: Sequence[Path], capacities: Mapping[str, float]) -> Iterator[Path]:
-    """A pair's. Where each goes back by itself it throws away what it has under way: of a link they share, its part."""
+def _share_go_back_n(paths: Sequence[Path], capacities: Mapping[str, float]) -> Iterator[Path]:
+    """Yield a pair's paths, with only their part of a shared link where each goes back N by itself.
+
+    Such a path discards only its own packets in flight.
+    """
     for path in paths:
         own = path.lossy
         if isinstance(own, LossyDatagrams) and own.recovery == "go_back_n":
@@ -329,15 +347,15 @@ def _sharing(paths: Sequence[Path], capacities: Mapping[str, float]) -> Iterator
             yield path
 
 
-ALL_PAIRS_RANKS = 64  # of more, only the pairs that the plan uses
+ALL_PAIRS_RANKS = 64  # above this, only pairs that the plan uses
 
 
 def network_paths(job: Job, calibration: Calibration) -> NetworkPaths:
-    """As at the start of a run, under the scenario's policy; figures are emulated. ControllerError."""
+    """Return every connection's path at the start of a run; figures are emulated. Raises ControllerError."""
     routes = Routes(job, calibration)
     hosts = {rank: host.name for rank, host in enumerate(job.hosts)}
     flows = [flow for algorithm in job.scenario.algorithms for flow in job.flows_of(algorithm)]
-    found = (_path(routes, flow) for flow in dict.fromkeys([*flows, *_others(job, flows)]))
+    found = (_path(routes, flow) for flow in dict.fromkeys([*flows, *_unused_pairs(job, flows)]))
     pairs = {(own.source, own.target, own.dscp, own.channel): own for own in found if own is not None}
     rates_bps = {
         f"link {link.name}": min(link.a_to_b.rate_bps, link.b_to_a.rate_bps) for link in job.topology.wan
@@ -345,8 +363,8 @@ def network_paths(job: Job, calibration: Calibration) -> NetworkPaths:
     return NetworkPaths(hosts, tuple(pairs[key] for key in sorted(pairs)), rates_bps)
 
 
-def _others(job: Job, flows: Iterable[Flow]) -> Iterator[Flow]:
-    """Between pairs that the plan does not use: barriers, and agreements on a step's start, do."""
+def _unused_pairs(job: Job, flows: Iterable[Flow]) -> Iterator[Flow]:
+    """Yield flows of pairs that the plan does not use: barriers and the agreement on a step's start do."""
     ranks = {host.name: rank for rank, host in enumerate(job.hosts)}
     if len(ranks) > ALL_PAIRS_RANKS:
         return
@@ -356,7 +374,7 @@ def _others(job: Job, flows: Iterable[Flow]) -> Iterator[Flow]:
 
 
 def _path(routes: Routes, flow: Flow) -> PairPath | None:
-    """One connection's way; None where no switch lets it through."""
+    """Return one connection's path; None where a switch drops it."""
     (source, one), (target, other) = routes.hosts[flow.source], routes.hosts[flow.destination]
     up, down = routes.nodes(one, other)
     rising, falling = routes.inside(one, other)

@@ -1,7 +1,8 @@
-"""A job's plan carried out by nobody on a fluid network: when everything begins and ends, or why it never would.
+"""Simulation of a job's plan on a fluid network: when each operation starts and ends, or why the plan deadlocks.
 
-Ranks' operations start by the same rule as on real ranks (`dependency_tracker`), and collectives send the messages
-of the same plans. Computing takes its time exactly, messages what the fluid makes of them and `message_s` at each end.
+Operations start by the same rule as on real ranks (`dependency_tracker`), and collectives send the messages of the
+same plans. Compute takes exactly its duration. A message takes its time in the fluid model, and `message_s` at each
+end.
 """
 
 from __future__ import annotations
@@ -18,7 +19,13 @@ from testbed.comm.transport import Software
 from testbed.gc_control import clear_references
 from testbed.net.paths.network import LossDelay, Members, Network
 from testbed.prediction.channels import NO_STATE, NO_WARMUP, ConnectionState, Warmup
-from testbed.prediction.collective_flow import FlowBuilder, Isolated, alone_key, alone_plan, alone_software
+from testbed.prediction.collective_flow import (
+    FlowBuilder,
+    Isolated,
+    isolated_key,
+    isolated_plan,
+    isolated_software,
+)
 from testbed.prediction.collective_messages import Call, CollectiveDriver, Events, SizedStage, list_messages
 from testbed.prediction.events import RankCompute
 from testbed.prediction.protocols import MEAN, Key
@@ -28,10 +35,10 @@ from testbed.workload.dependency_tracker import DependencyTracker, dependency_or
 from testbed.workload.dispatch import Dispatching
 from testbed.workload.plan import Block, Computing, GroupCollective, JobPlan, Message, Operation, Pause
 
-MOST_WARMUP = 8  # that is played, of steps
-SAME = 1e-6  # of two steps, one after the other, of which the next ones are no others
-SETTLED = 1e-3  # the same, where nothing but opening windows makes steps differ
-PACED = 4  # times that a collective of connections that are paced is played alone
+MAX_WARMUP_STEPS = 8  # warm-up steps that are simulated at most
+SAME = 1e-6  # relative difference below which two consecutive steps count as converged
+SETTLED = 1e-3  # the same where steps differ only because windows are still opening
+PACED = 4  # isolated runs of a collective whose connections are paced
 
 
 def simulate(
@@ -44,26 +51,36 @@ def simulate(
     draws: Sequence[Random] = (),
     dispatching: Dispatching | None = None,
     before: Warmup = NO_WARMUP,
-    alone: dict[Hashable, Isolated] | None = None,
+    isolated: dict[Hashable, Isolated] | None = None,
 ) -> Timeline:
-    """Carry the plan out once. itemsize: bytes of an element. software: the protocol and its costs; None: none.
+    """Simulate one step of the plan.
 
-    folded: each collective is one flow through all that its messages go through, and takes alone on the network exactly
-    what it takes message by message. draws: of those, where losses make messages late, each says which, once for all of
-    the plan, and the one nearest to their mean is returned; without all are late by the mean. Of collectives that are
-    folded, those of TCP's windows and of a transport that mends losses itself take what they do on average of as many
-    draws; others' messages are late by the mean. dispatching: who serves requests that come while the plan, its
-    `start`, is carried out. before: the step that is told, where connections are not what they were. alone: what
-    collectives took that were folded before; of the same network, itemsize, software and number of draws, which those
-    of this plan are put to. Deadlock, NoServerError.
+    Args:
+        plan: What every rank does.
+        network: Paths, capacities and loss behaviour between ranks.
+        itemsize: Bytes per element.
+        software: The message protocol and its costs; None for no cost.
+        folded: Play each collective as one flow over everything its messages cross. With nothing else on the network
+            it takes exactly as long as message by message.
+        draws: Random sources for losses, one per simulated step. The step closest to their mean is returned. Without
+            any, lost messages are late by the mean delay. Folded collectives over TCP windows, or over a transport
+            that recovers losses itself, take their mean over as many draws; other folded messages are late by the mean.
+        dispatching: How requests that arrive while the plan (its `start`) runs are assigned to servers.
+        before: What happened on the same connections before the returned step.
+        isolated: Cache of isolated collective times, extended in place. It holds for one combination of network,
+            itemsize, software and number of draws.
+
+    Raises:
+        Deadlock: The plan never completes.
+        NoServerError: No server can take a request.
     """
-    whole = _Simulation(plan, network, itemsize, software or Software(), folded, dispatching=dispatching)
-    whole.lone_draws = len(draws) if network.recovers_losses or network.simulates_window else 0
-    whole.alone = {} if alone is None else alone
+    simulation = _Simulation(plan, network, itemsize, software or Software(), folded, dispatching=dispatching)
+    simulation.isolated_draws = len(draws) if network.recovers_losses or network.simulates_window else 0
+    simulation.isolated = {} if isolated is None else isolated
     try:
-        return _told(whole, draws, before)
+        return _choose_step(simulation, draws, before)
     finally:
-        clear_references(whole.plays)
+        clear_references(simulation.simulations)
 
 
 def simulate_steps(
@@ -75,32 +92,36 @@ def simulate_steps(
     before: Warmup,
     count: int,
 ) -> list[float]:
-    """What so many steps take one after the other, message by message, with losses as `draw` has them. Deadlock."""
-    whole = _Simulation(plan, network, itemsize, software, folded=False)
+    """Return the durations of `count` consecutive steps in seconds, message by message, with losses drawn from `draw`.
+
+    Raises:
+        Deadlock: The plan never completes.
+    """
+    simulation = _Simulation(plan, network, itemsize, software, folded=False)
     try:
-        return list(whole.in_a_row(LossDelay(draw), before, count))
+        return list(simulation.consecutive_times(LossDelay(draw), before, count))
     finally:
-        clear_references(whole.plays)
+        clear_references(simulation.simulations)
 
 
-def _told(whole: _Simulation, draws: Sequence[Random], before: Warmup) -> Timeline:
-    if whole.network.packets and not draws:
-        return whole.drawn(MEAN, before)
-    # in collectives nothing is drawn for the whole step
-    if not draws or (whole.folder is not None and not whole.plan.has(Message)):
-        return _settled(whole, min(before.steps, MOST_WARMUP))
-    drawn = [whole.drawn(LossDelay(draw), before) for draw in draws]
+def _choose_step(simulation: _Simulation, draws: Sequence[Random], before: Warmup) -> Timeline:
+    if simulation.network.packets and not draws:
+        return simulation.run_settled(MEAN, before)
+    # losses in folded collectives are drawn per collective, not per step
+    if not draws or (simulation.folder is not None and not simulation.plan.has(Message)):
+        return _settled(simulation, min(before.steps, MAX_WARMUP_STEPS))
+    drawn = [simulation.run_settled(LossDelay(draw), before) for draw in draws]
     mean_s = mean(timeline.step_time_s for timeline in drawn)
     return min(drawn, key=lambda timeline: abs(timeline.step_time_s - mean_s))
 
 
 def _settled(step: _Simulation, warmup: int) -> Timeline:
-    """The median of the last three of so many steps and one more, each with what connections keep of that before it."""
-    found = [step.run()]
-    while len(found) <= warmup and step.connections.kept.matters:
-        step = step.again(MEAN)
-        found.append(step.run())
-    last = sorted(found[1:][-3:] or found, key=lambda timeline: timeline.step_time_s)
+    """Run up to `warmup + 1` steps on the same connections and return the median of the last three."""
+    steps = [step.run()]
+    while len(steps) <= warmup and step.connections.state.matters:
+        step = step.restart(MEAN)
+        steps.append(step.run())
+    last = sorted(steps[1:][-3:] or steps, key=lambda timeline: timeline.step_time_s)
     return last[(len(last) - 1) // 2]
 
 
@@ -114,9 +135,9 @@ class _Simulation(CollectiveDriver):
         folded: bool,
         lateness: LossDelay = MEAN,
         dispatching: Dispatching | None = None,
-        kept: ConnectionState = NO_STATE,
+        state: ConnectionState = NO_STATE,
     ) -> None:
-        super().__init__(network, len(plan.ranks), itemsize, software, lateness, kept)
+        super().__init__(network, len(plan.ranks), itemsize, software, lateness, state)
         self.plan = plan
         self.trackers = (
             list(map(DependencyTracker, plan.ranks, dependency_orders(plan)))
@@ -124,153 +145,152 @@ class _Simulation(CollectiveDriver):
             else [DependencyTracker(list(operations)) for operations in plan.ranks]
         )
         self.serving = None if dispatching is None else RequestDispatcher(self, dispatching)
-        self.begun = [[0.0] * len(operations) for operations in plan.ranks]
+        self.started = [[0.0] * len(operations) for operations in plan.ranks]
         self.ended = [[0.0] * len(operations) for operations in plan.ranks]
         self.computing = [RankCompute(self, software.computing_share) for _ in plan.ranks]
-        # whether operations are no more than their computing, or their messages
+        # whether an operation has no cost besides its compute or its messages
         self.at_once = not (software.launch_s or software.completion_s or software.computing_share)
         self.sequence: dict[tuple[int, int], int] = {}
-        self.folder = FlowBuilder(network, itemsize, self._alone) if folded else None
+        self.folder = FlowBuilder(network, itemsize, self._isolated_cost) if folded else None
         self.gathered: dict[Key, list[Callable[[], None]]] = {}
-        self.sized: dict[object, tuple[tuple[SizedStage, ...], ...]] = {}  # of collectives, by member
-        self.lone_draws = 0  # of collectives that are folded
-        self.alone: dict[Hashable, Isolated] = {}
-        self.plays: list[_Simulation] = [self]  # of this plan
+        self.sized: dict[object, tuple[tuple[SizedStage, ...], ...]] = {}  # per member of a collective
+        self.isolated_draws = 0  # loss draws per folded collective
+        self.isolated: dict[Hashable, Isolated] = {}
+        self.simulations: list[_Simulation] = [self]  # all simulations of this plan
 
-    def again(self, lateness: LossDelay, kept: ConnectionState | None = None) -> _Simulation:
-        """The same from its beginning, but for when messages arrive; what is folded stays.
+    def restart(self, lateness: LossDelay, state: ConnectionState | None = None) -> _Simulation:
+        """Return a fresh simulation of the same plan that shares what was folded.
 
-        kept: of its connections; None: all, as it is now.
+        state: the connection state to start with; None for the current state of this simulation's connections.
         """
         serving = None if self.serving is None else self.serving.dispatching
-        kept = self.connections.kept if kept is None else kept
+        state = self.connections.state if state is None else state
         other = _Simulation(
-            self.plan, self.network, self.itemsize, self.software, False, lateness, serving, kept
+            self.plan, self.network, self.itemsize, self.software, False, lateness, serving, state
         )
-        other.folder, other.sized, other.plays = self.folder, self.sized, self.plays
-        self.plays.append(other)
+        other.folder, other.sized, other.simulations = self.folder, self.sized, self.simulations
+        self.simulations.append(other)
         return other
 
-    def drawn(self, lateness: LossDelay, before: Warmup) -> Timeline:
-        """The step after others on the same connections, once windows have opened, or have settled who loses what."""
-        step = self._behind(lateness, before)
-        found = [step.run()]
-        while len(found) < before.told and not lateness.draw and (step.differs or len(found) < before.trials):
-            step = step.again(MEAN)
-            found.append(step.run())
+    def run_settled(self, lateness: LossDelay, before: Warmup) -> Timeline:
+        """Return the median step after the warm-up, once windows have opened or losses have settled."""
+        step = self._warmed_up(lateness, before)
+        steps = [step.run()]
+        limit = 1 if lateness.draw else before.most_steps
+        while len(steps) < limit and (step.differs or len(steps) < before.trials):
+            step = step.restart(MEAN)
+            steps.append(step.run())
             same = SAME if step.differs else SETTLED
-            if math.isclose(found[-2].step_time_s, found[-1].step_time_s, rel_tol=same):
+            if math.isclose(steps[-2].step_time_s, steps[-1].step_time_s, rel_tol=same):
                 break
-        return sorted(found, key=lambda timeline: timeline.step_time_s)[(len(found) - 1) // 2]
+        return sorted(steps, key=lambda timeline: timeline.step_time_s)[(len(steps) - 1) // 2]
 
-    def in_a_row(self, lateness: LossDelay, before: Warmup, count: int) -> Iterator[float]:
-        """What so many steps take on the same connections, after others; seconds."""
-        step = self._behind(lateness, before)
+    def consecutive_times(self, lateness: LossDelay, before: Warmup, count: int) -> Iterator[float]:
+        """Yield the durations in seconds of consecutive steps on the same connections, after the warm-up."""
+        step = self._warmed_up(lateness, before)
         for _ in range(count):
             took_s = step.run().step_time_s
             yield took_s
             step.connections.shift(took_s)
-            step = step.again(lateness)
+            step = step.restart(lateness)
 
-    def _behind(self, lateness: LossDelay, before: Warmup) -> _Simulation:
-        """The step that comes next, after what is done before."""
-        step = self.again(lateness, NO_STATE._replace(fluid=self.connections.kept.fluid))
+    def _warmed_up(self, lateness: LossDelay, before: Warmup) -> _Simulation:
+        """Return the simulation of the first step after the warm-up."""
+        step = self.restart(lateness, NO_STATE._replace(fluid=self.connections.state.fluid))
         if self.network.simulates_window or self.network.first_pace or self.network.packets:
             for _ in range(before.times):
                 step.connections.open(len(self.plan.ranks), before)
-                step.pass_time()
+                step.run_until_idle()
             if step.now_s:
-                step = step.again(lateness)
-            for _ in range(min(before.steps, MOST_WARMUP)):
+                step = step.restart(lateness)
+            for _ in range(min(before.steps, MAX_WARMUP_STEPS)):
                 step.connections.shift(step.run().step_time_s)
-                step = step.again(lateness)
+                step = step.restart(lateness)
         return step
 
     @property
     def differs(self) -> bool:
-        """Whether the next step may take something else: for other rates or round trips, or as windows go by losses."""
+        """Whether consecutive steps can differ: rates or round trips are probed, or losses drive the windows."""
         return self.network.paces_by_measured_rates or self.connections.overflowed
 
     def run(self) -> Timeline:
         for rank in range(len(self.plan.ranks)):
             self._start_ready(rank)
-        self.pass_time()
+        self.run_until_idle()
         if any(tracker.open for tracker in self.trackers):
-            raise Deadlock(self._why())
-        spans = (
-            tuple(zip(begun, ended, strict=True)) for begun, ended in zip(self.begun, self.ended, strict=True)
-        )
-        timeline = Timeline(tuple(spans), None if self.serving is None else self.serving.carried())
-        # as `clear_references` does, of what is large
-        self.trackers, self.begun, self.ended = [], [], []
+            raise Deadlock(self._describe_waits())
+        spans = tuple(tuple(zip(*own, strict=True)) for own in zip(self.started, self.ended, strict=True))
+        timeline = Timeline(spans, None if self.serving is None else self.serving.carried())
+        # like `clear_references`, for the large containers
+        self.trackers, self.started, self.ended = [], [], []
         self.gathered.clear()
-        self.boxes.clear()
+        self.mailboxes.clear()
         return timeline
 
-    def _why(self) -> str:
+    def _describe_waits(self) -> str:
         waits = []
         for rank, tracker in enumerate(self.trackers):
             if tracker.open:
                 names = [tracker.plan[index].name for index in tracker.unfinished()]
                 waits.append(f"rank {rank} in {', '.join(names[:3])}")
-        return f"never comes to an end: {'; '.join(waits[:8])}"
+        return f"never completes: {'; '.join(waits[:8])}"
 
     # ---- operations
 
     def extend(self, rank: int, operations: Sequence[Operation]) -> None:
-        """Give a rank more to do."""
+        """Append operations to a rank's plan."""
         self.trackers[rank].extend(operations)
-        self.begun[rank] += [0.0] * len(operations)
+        self.started[rank] += [0.0] * len(operations)
         self.ended[rank] += [0.0] * len(operations)
         self._start_ready(rank)
 
     def _start_ready(self, rank: int) -> None:
-        tracker, begun = self.trackers[rank], self.begun[rank]
+        tracker, started = self.trackers[rank], self.started[rank]
         while tracker.ready:
             index = tracker.ready.pop(0)
-            begun[index] = self.now_s
+            started[index] = self.now_s
             self._start(rank, index, tracker.plan[index])
 
     def _start(self, rank: int, index: int, operation: Operation) -> None:
-        over = partial(self._over, rank, index)
+        on_done = partial(self._finish, rank, index)
         if self.at_once and isinstance(operation, (Computing, Pause)):
             if self.serving is None and self.trackers[rank].following[index] >= 0:
-                self._pass(rank, index, operation.duration_s)
+                self._run_chain(rank, index, operation.duration_s)
             else:
-                self.later(operation.duration_s, over)
+                self.call_later(operation.duration_s, on_done)
         elif isinstance(operation, Computing):
-            self.computing[rank].begin(operation.duration_s, over)
+            self.computing[rank].start(operation.duration_s, on_done)
         elif isinstance(operation, Pause):
-            self.later(operation.duration_s, over)
+            self.call_later(operation.duration_s, on_done)
         elif isinstance(operation, Block):
-            self._move(rank, operation, over)
+            self._copy_block(rank, operation, on_done)
         elif self.at_once:
-            self._exchange_messages(rank, operation, over)
+            self._exchange_messages(rank, operation, on_done)
         else:
-            self._communicate(rank, operation, over)
+            self._communicate(rank, operation, on_done)
 
-    def _pass(self, rank: int, first: int, duration_s: float) -> None:
-        """Time, of an operation and of those that follow it alone: whatever happens meanwhile, its end is known."""
+    def _run_chain(self, rank: int, first: int, duration_s: float) -> None:
+        """Advance through a chain of timed operations at once: nothing can change when they end."""
         tracker = self.trackers[rank]
         following, plan = tracker.following, cast("Sequence[Computing | Pause]", tracker.plan)
-        begun, ended = self.begun[rank], self.ended[rank]
-        index, many, at_s = first, 0, self.now_s + duration_s
+        started, ended = self.started[rank], self.ended[rank]
+        index, count, at_s = first, 0, self.now_s + duration_s
         while (after := following[index]) >= 0:
-            ended[index] = begun[after] = at_s
+            ended[index] = started[after] = at_s
             index = after
-            many += 1
+            count += 1
             at_s += plan[after].duration_s
 
-        def over() -> None:
-            tracker.done_chain(first, many)
-            self._over(rank, index)
+        def on_done() -> None:
+            tracker.done_chain(first, count)
+            self._finish(rank, index)
 
         if at_s > self.now_s:
-            self.at(at_s, over)
+            self.call_at(at_s, on_done)
         else:
-            self.soon.append(over)
+            self.soon.append(on_done)
 
-    def _over(self, rank: int, index: int) -> None:
+    def _finish(self, rank: int, index: int) -> None:
         tracker = self.trackers[rank]
         self.ended[rank][index] = self.now_s
         tracker.done(index)
@@ -279,59 +299,59 @@ class _Simulation(CollectiveDriver):
         if self.serving is not None:
             self.serving.ended(rank, index)
 
-    def _communicate(self, rank: int, operation: Operation, over: Callable[[], None]) -> None:
-        """With what an operation takes beside its messages, and from others' computing."""
+    def _communicate(self, rank: int, operation: Operation, on_done: Callable[[], None]) -> None:
+        """Communicate with launch and completion overhead, which slows down the rank's compute meanwhile."""
         software, computing = self.software, self.computing[rank]
 
         def ended() -> None:
-            computing.alone()
-            over()
+            computing.communication_ended()
+            on_done()
 
         def complete() -> None:
             if software.completion_s:
-                self.later(software.completion_s, ended)
+                self.call_later(software.completion_s, ended)
             else:
                 ended()
 
-        computing.beside()
+        computing.communication_started()
         if software.launch_s:
-            self.later(software.launch_s, lambda: self._exchange_messages(rank, operation, complete))
+            self.call_later(software.launch_s, lambda: self._exchange_messages(rank, operation, complete))
         else:
             self._exchange_messages(rank, operation, complete)
 
-    def _move(self, rank: int, block: Block, over: Callable[[], None]) -> None:
-        """Through windows, without a control part, and nothing taken of computing."""
+    def _copy_block(self, rank: int, block: Block, on_done: Callable[[], None]) -> None:
+        """Copy a block through memory windows: no control message, no effect on compute."""
         ends = (rank, block.peer) if block.sends else (block.peer, rank)
         key = ("block", *ends, block.tag)
         if block.sends:
-            self.put(key, ends, block.numel * self.itemsize, self.plan.dscp(block)).and_then(over)
+            self.put(key, ends, block.numel * self.itemsize, self.plan.dscp(block)).and_then(on_done)
         else:
-            self.wait_signal(key).and_then(over)
+            self.wait_signal(key).and_then(on_done)
 
-    def _exchange_messages(self, rank: int, operation: Operation, over: Callable[[], None]) -> None:
+    def _exchange_messages(self, rank: int, operation: Operation, on_done: Callable[[], None]) -> None:
         if isinstance(operation, Message):
             ends = (rank, operation.peer) if operation.sends else (operation.peer, rank)
             key = ("message", *ends, operation.tag)
             dscp, size_bytes = self.plan.dscp(operation), operation.numel * self.itemsize
             if operation.sends:
-                self.send(key, ends, size_bytes, dscp, self.plan.holds_receivers).and_then(over)
+                self.send(key, ends, size_bytes, dscp, self.plan.holds_receivers).and_then(on_done)
             else:
-                self.receive(key, ends, size_bytes, dscp).and_then(over)
+                self.receive(key, ends, size_bytes, dscp).and_then(on_done)
         elif isinstance(operation, GroupCollective):
             if self.folder is None:
-                self.drive(self._collective(rank, operation), over)
+                self.drive(self._collective(rank, operation), on_done)
             else:
-                self._join(rank, operation, self.folder, over)
+                self._join(rank, operation, self.folder, on_done)
 
     # ---- collectives as one flow each
 
     def _join(
-        self, rank: int, operation: GroupCollective, folder: FlowBuilder, over: Callable[[], None]
+        self, rank: int, operation: GroupCollective, folder: FlowBuilder, on_done: Callable[[], None]
     ) -> None:
-        """All members' part begins when the last of them comes, and ends for all at once."""
+        """Join a folded collective: it starts when the last member joins and ends for all members at once."""
         _, members = self.plan.groups[operation.group]
         together = self.gathered.setdefault(self._number(rank, operation), [])
-        together.append(over)
+        together.append(on_done)
         if len(together) < len(members):
             return
 
@@ -345,37 +365,38 @@ class _Simulation(CollectiveDriver):
             return
 
         def left() -> None:
-            self.later(flow.rest_s, done)
+            self.call_later(flow.rest_s, done)
 
         self.fluid.send(flow, [flow.shares], flow.size_bytes, left, flow.burst_bytes)
 
-    def _alone(self, operation: GroupCollective, members: Members, dscp: int) -> Isolated:
-        """What a collective takes, message by message, with nothing else on the network."""
-        key = alone_key(self.plan, operation, members, dscp)
-        if key not in self.alone:
-            self.alone[key] = self._isolated(operation, members, dscp)
-        return self.alone[key]
+    def _isolated_cost(self, operation: GroupCollective, members: Members, dscp: int) -> Isolated:
+        """Return how long a collective takes, message by message, with nothing else on the network."""
+        key = isolated_key(self.plan, operation, members, dscp)
+        if key not in self.isolated:
+            self.isolated[key] = self._isolated(operation, members, dscp)
+        return self.isolated[key]
 
     def _isolated(self, operation: GroupCollective, members: Members, dscp: int) -> Isolated:
-        plan, software = alone_plan(self.plan, operation, members, dscp), alone_software(self.software)
-        # who waits for several messages waits for the latest: late by the mean they would not be apart
-        drawn = [LossDelay(Random(f"{members}/{draw}")) for draw in range(self.lone_draws)]
-        kept, took_s, plays = NO_STATE, [], []
-        # a pace by what was delivered goes up in a few
+        plan, software = isolated_plan(self.plan, operation, members, dscp), isolated_software(self.software)
+        # a wait for several messages ends with the latest: the mean delay would make them all equal
+        drawn = [LossDelay(Random(f"{members}/{draw}")) for draw in range(self.isolated_draws)]
+        state, took_s, simulations = NO_STATE, [], []
+        # pacing by the delivered rate ramps up within a few runs
         for lateness in drawn or [MEAN] * (PACED if self.network.first_pace else 1):
-            one = _Simulation(plan, self.network, self.itemsize, software, False, lateness, kept=kept)
+            one = _Simulation(plan, self.network, self.itemsize, software, False, lateness, state=state)
             took_s.append(one.run().step_time_s)
             one.connections.shift(took_s[-1])
-            plays.append(one)
-            kept = one.connections.kept
-        found = Isolated(mean(took_s) if drawn else took_s[-1], plays[0].worked_s, plays[0].burst_bytes)
-        clear_references(plays)
-        return found
+            simulations.append(one)
+            state = one.connections.state
+        first = simulations[0]
+        result = Isolated(mean(took_s) if drawn else took_s[-1], first.worked_s, first.burst_bytes)
+        clear_references(simulations)
+        return result
 
     # ---- collectives, by the plans that real ranks have
 
     def _number(self, rank: int, operation: GroupCollective) -> Key:
-        """A rank's next collective of a group, by a name that is the same for all members."""
+        """Return the key of a rank's next collective in a group; all members get the same key."""
         number = self.sequence.get((rank, operation.group), 0)
         self.sequence[rank, operation.group] = number + 1
         return "collective", operation.group, number

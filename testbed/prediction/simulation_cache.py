@@ -1,7 +1,7 @@
-"""All that the model of a step goes by, put together; and what steps came to that had the same of it.
+"""Prepared steps, and a cache of their outcomes.
 
-Much of what a search varies makes no difference to a step: of 629 configurations of `dense-70b-region` that a search
-tried, some 140 were different to the model. What was played once is not played again.
+Much of what a search varies does not change a step: of 629 configurations of `dense-70b-region` that a search tried,
+some 140 differed for the model. Equal steps are simulated once.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from testbed.workload.dispatch import Dispatching
 from testbed.workload.plan import GroupCollective, JobPlan
 from testbed.workload.plan_columns import plan_key
 
-REMEMBERED = 20_000  # steps, of each a few figures
-NETWORKS = 16  # for which it is remembered what collectives take alone
+REMEMBERED = 20_000  # cached steps, a few numbers each
+NETWORKS = 16  # networks with cached isolated collective times
 
 
 @dataclass(frozen=True)
 class PreparedStep:
-    """A step on a network, ready to be carried out. draws: seeds of those of `simulate`."""
+    """Everything that one simulated step depends on. draws: seeds for the `draws` of `simulate`."""
 
     plan: JobPlan
     network: Network
@@ -41,12 +41,12 @@ class PreparedStep:
     dispatching: Dispatching | None = None
     before: Warmup = NO_WARMUP
 
-    def play(self, alone: dict[Hashable, Isolated] | None = None) -> Timeline:
-        """Carry it out. alone: as `simulate` has it. Deadlock, NoServerError."""
+    def play(self, isolated: dict[Hashable, Isolated] | None = None) -> Timeline:
+        """Simulate the step. isolated: the cache of `simulate`. Raises Deadlock, NoServerError."""
         with gc_disabled():
-            return self._play(alone)
+            return self._play(isolated)
 
-    def _play(self, alone: dict[Hashable, Isolated] | None) -> Timeline:
+    def _play(self, isolated: dict[Hashable, Isolated] | None) -> Timeline:
         return simulate(
             self.plan,
             self.network,
@@ -56,18 +56,18 @@ class PreparedStep:
             draws=[Random(seed) for seed in self.draws],
             dispatching=self.dispatching,
             before=self.before,
-            alone=alone,
+            isolated=isolated,
         )
 
     @property
     def draws_all(self) -> bool:
-        """Whether all that losses do to a step is drawn, none of it taken by its mean."""
+        """Whether all losses are drawn, so that none enter by their mean only."""
         return bool(self.draws) and not (self.folded and self.plan.has(GroupCollective))
 
-    def in_a_row(self, networks: int, steps: int) -> list[float]:
-        """What so many steps take one after the other, on each of so many networks, a draw each, at the most; seconds.
+    def step_times(self, networks: int, steps: int) -> list[float]:
+        """Return the durations of consecutive steps in seconds: `steps` on each of up to `networks` networks.
 
-        Deadlock.
+        Each network has its own draw. Raises Deadlock.
         """
         with gc_disabled():
             return [
@@ -86,9 +86,9 @@ class PreparedStep:
 
     @property
     def likeness(self) -> Hashable | None:
-        """Equal for steps that are the same; None of one that is not known beforehand.
+        """A key that is equal for equal steps; None for a step that depends on dispatching.
 
-        Operations are in it by hashes, one for each rank's: they would take a thousand times the room.
+        Operations enter as one hash per rank: in full they would take a thousand times the memory.
         """
         if self.dispatching is not None:
             return None
@@ -107,7 +107,7 @@ class PreparedStep:
 
 
 class StepOutcome(NamedTuple):
-    """alive: the most bytes of activations that each rank kept at once."""
+    """The cached part of a step's result. alive: peak bytes of activations of each rank."""
 
     step_time_s: float
     alive: tuple[float, ...]
@@ -118,29 +118,31 @@ _networks: OrderedDict[Hashable, NetworkSimulator] = OrderedDict()
 
 
 def play_cached(prepared: PreparedStep) -> StepOutcome:
-    """What a step comes to, played if none like it was. Deadlock, NoServerError."""
-    like = prepared.likeness
-    if (known := _known.get(like)) is not None:  # looked up once: it takes a while to hash
+    """Return a step's outcome, simulated unless an equal step was. Raises Deadlock, NoServerError."""
+    likeness_key = prepared.likeness
+    if (known := _known.get(likeness_key)) is not None:  # one look-up only: hashing is slow
         return known
-    found = _played(prepared)
-    if like is not None:
-        _known[like] = found
+    found = _play_uncached(prepared)
+    if likeness_key is not None:
+        _known[likeness_key] = found
         while len(_known) > REMEMBERED:
             del _known[next(iter(_known))]
     return found
 
 
-def _played(prepared: PreparedStep) -> StepOutcome:
+def _play_uncached(prepared: PreparedStep) -> StepOutcome:
     plan, network, software = prepared.plan, prepared.network, prepared.software
-    on_network = network.likeness, prepared.itemsize, software, len(prepared.draws), len(plan.ranks)
-    if (on := _networks.get(on_network)) is None:
-        on = _networks[on_network] = NetworkSimulator(network, len(plan.ranks), prepared.itemsize, software)
+    network_key = network.likeness, prepared.itemsize, software, len(prepared.draws), len(plan.ranks)
+    if (simulator := _networks.get(network_key)) is None:
+        simulator = _networks[network_key] = NetworkSimulator(
+            network, len(plan.ranks), prepared.itemsize, software
+        )
         while len(_networks) > NETWORKS:
             _networks.popitem(last=False)
-    outcome = None if prepared.dispatching else on.play(plan, folded=prepared.folded)
+    outcome = None if prepared.dispatching else simulator.play(plan, folded=prepared.folded)
     if outcome is not None:
         return StepOutcome(outcome.step_time_s, outcome.alive)
-    timeline = prepared.play(on.alone)
+    timeline = prepared.play(simulator.isolated)
     return StepOutcome(
         timeline.step_time_s, tuple(peak_activation_bytes(timeline.plan or plan, timeline.spans))
     )

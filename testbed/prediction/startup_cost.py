@@ -1,9 +1,9 @@
-"""What starting a job of many ranks takes: finding each other, looking at the network, making groups, connecting.
+"""Closed form for the start of a large job: bootstrap, topology discovery, group creation, connection setup.
 
-After NCCLX's scalable start (arXiv:2510.20171, figure 21), whose remedies are choices here: addresses round a ring of
-neighbours in place of tables from rank 0; work on the topology that grows with ranks, not with pairs; groups made of
-what everybody knows already; connections when they are used. A closed form for far more ranks than can be run; bytes
-and messages are those of `comm.transport.bootstrap`. Seconds of software are costs that are given: see `SoftwareCosts`.
+After NCCLX's scalable start (arXiv:2510.20171, figure 21), whose optimisations are options here. Addresses go round a
+ring of neighbours instead of through tables from rank 0. Topology work grows with ranks, not with pairs. Groups reuse
+what all ranks know already. Connections are made when first used. The formula covers far more ranks than can be run.
+Bytes and messages are those of `comm.transport.bootstrap`; software costs are inputs, see `SoftwareCosts`.
 """
 
 from __future__ import annotations
@@ -12,18 +12,23 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-ENTRY_BYTES = 6  # of an address, as bootstraps send it
+ENTRY_BYTES = 6  # of an address in bootstrap messages
 STAR, RING = "star", "ring_hybrid"
 
 
 @dataclass(frozen=True)
 class SoftwareCosts:
-    """Seconds of software, and of the network between neighbours.
+    """Software costs in seconds, and the network between neighbours.
 
-    base_s: whatever the number of ranks. caller_s: of rank 0, for each that calls: accept, hear, answer. entry_s: of
-    any, for an address that it has and passes on. connection_s: of one more connection. pair_s: of each pair of ranks,
-    where topology is worked out by pairs. rank_s: of each rank, where it is by ranks. hop_s: from one to the next.
-    rate_bps: of a card.
+    Attributes:
+        base_s: Fixed cost, whatever the number of ranks.
+        caller_s: Of rank 0, per rank that connects: accept, receive, reply.
+        entry_s: Of any rank, per address that it receives and passes on.
+        connection_s: Per additional connection.
+        pair_s: Per pair of ranks, where topology work grows with pairs.
+        rank_s: Per rank, where topology work grows with ranks.
+        hop_s: Latency to the next rank.
+        rate_bps: Of a NIC.
     """
 
     base_s: float
@@ -38,9 +43,13 @@ class SoftwareCosts:
 
 @dataclass(frozen=True)
 class StartupMethod:
-    """How a job starts. bootstrap: STAR or RING. by_pairs: whether work on the topology grows with pairs of ranks.
+    """How a job starts.
 
-    reuses: groups are made of what is known of all ranks, not found anew. eager: every pair of a group connects.
+    Attributes:
+        bootstrap: STAR or RING.
+        by_pairs: Whether topology work grows with pairs of ranks.
+        reuses: Whether groups are made from what is known of all ranks, without another bootstrap.
+        eager: Whether every pair of a group connects at once.
     """
 
     bootstrap: str = STAR
@@ -55,7 +64,7 @@ SCALABLE = StartupMethod(RING, by_pairs=False, reuses=True, eager=False)
 
 @dataclass(frozen=True)
 class StartupCost:
-    """Seconds by what they go to, and what the busiest rank has in the end."""
+    """Startup time by phase in seconds, and the connections and bytes of the busiest rank."""
 
     base_s: float
     finding_s: float
@@ -66,34 +75,34 @@ class StartupCost:
 
     @property
     def seconds(self) -> float:
-        """One after the other."""
+        """The sum of all phases."""
         return self.base_s + self.finding_s + self.topology_s + self.connecting_s
 
 
 FIGURE_21 = {8_192: (14.5, 3.97), 32_768: (55.71, 11.89), 98_304: (265.0, 24.0)}
-"""Seconds by ranks, before and after, as summaries of the paper have its figure 21."""
+"""Seconds before and after by number of ranks: figure 21 according to summaries of the paper."""
 
 PUBLISHED = SoftwareCosts(
     base_s=2.15, caller_s=0.2e-3, entry_s=15e-6, connection_s=1.18e-3, pair_s=1.29e-8, rank_s=2e-6, hop_s=5e-6
 )
-"""Costs by which the first and the last point of figure 21 are met, with `usual_groups`; the share of each is ours."""
+"""Costs that fit the first and last points of figure 21 with `usual_groups`; how they divide is our assumption."""
 
 
 def usual_groups(ranks: int) -> tuple[int, ...]:
-    """Tensor ranks in a node, a pipeline of 16, replicas of both: sizes of a rank's groups."""
+    """Return the usual sizes of a rank's groups: tensor ranks in a node, a pipeline of 16, replicas of both."""
     return 8, 16, max(1, ranks // 128)
 
 
 def estimate_startup(
     ranks: int, groups: Sequence[int], way: StartupMethod, costs: SoftwareCosts
 ) -> StartupCost:
-    """Of so many ranks, each in groups of these sizes besides all of them, one of a kind at a time.
+    """Estimate the startup of a job whose ranks are each in groups of these sizes, besides the group of all.
 
-    Groups of one kind are made side by side, so each kind counts once, with its size.
+    Groups of one kind are made in parallel, so each kind counts once, with its size.
     """
     found = [ranks] if way.reuses else [ranks, *groups]
     finding_s = sum(_finding_s(size, way, costs) for size in found)
-    # what is known of all ranks is enough to agree on a group, in as many steps as a tree has
+    # agreeing on a group of known ranks takes as many steps as a tree has levels
     finding_s += sum(
         2 * costs.hop_s * math.ceil(math.log2(size)) for size in groups if way.reuses and size > 1
     )
@@ -106,9 +115,10 @@ def estimate_startup(
 
 
 def connections_of(size: int, *, eager: bool) -> int:
-    """Of a rank in a group: with all others; or with the two of a ring and, across, those of a doubling.
+    """Return a rank's number of connections in a group.
 
-    The nearest of a doubling is one of the ring's.
+    It connects to all others, or to its ring neighbours and the peers of a recursive doubling, of which the nearest is
+    a ring neighbour.
     """
     if eager or size <= 3:
         return size - 1
@@ -119,17 +129,17 @@ def _finding_s(size: int, way: StartupMethod, costs: SoftwareCosts) -> float:
     calls_s = (size - 1) * costs.caller_s
     if way.bootstrap == STAR:
         return calls_s + 8 * _master_bytes(size, way) / costs.rate_bps + 2 * costs.hop_s
-    # addresses go round, one behind the other
+    # addresses go round the ring, one after the other
     return calls_s + (size - 1) * (costs.entry_s + costs.hop_s) + 2 * costs.hop_s
 
 
 def _master_bytes(size: int, way: StartupMethod) -> int:
-    """What rank 0 sends of addresses."""
+    """Return the bytes of addresses that rank 0 sends."""
     return (size - 1) * ENTRY_BYTES * (size if way.bootstrap == STAR else 2)
 
 
 def growth_exponent(points: Sequence[tuple[int, float]]) -> float:
-    """The exponent of ranks by which seconds grow: the slope of log over log, least squares."""
+    """Return the exponent by which seconds grow with ranks: the least-squares slope of log over log."""
     pairs = [(math.log(ranks), math.log(seconds)) for ranks, seconds in points]
     mean_x, mean_y = (sum(values) / len(pairs) for values in zip(*pairs, strict=True))
     return math.fsum((x - mean_x) * (y - mean_y) for x, y in pairs) / math.fsum(

@@ -1,4 +1,4 @@
-"""What a training step has to compute, however it is spread: a bound on its time, and its rates."""
+"""Arithmetic of a training step, however it is parallelised: a lower bound on its time, and throughput rates."""
 
 from __future__ import annotations
 
@@ -13,16 +13,19 @@ from testbed.workload.job.rank_hardware import slowdowns_of
 from testbed.workload.models import parameters
 from testbed.workload.stages import layers_of, scores_of
 
-PASSES = 3  # over the parameters: forward, gradients of inputs, of weights
-FLOPS = 2  # of a token and a parameter that works on it, each time (arXiv:2001.08361, section 2.1)
+PASSES = 3  # over the parameters: forward, gradients of inputs, gradients of weights
+FLOPS = 2  # per token and active parameter in each pass (arXiv:2001.08361, section 2.1)
 
 
 @dataclass(frozen=True)
 class StepWork:
-    """Of a step: tokens; seconds that computing alone takes, spread over all accelerators as quick as they are.
+    """The work of a training step.
 
-    utilisation: part of the accelerators' peak that the model's own arithmetic reaches while computing lasts.
-    sequences: 0 in older searches.
+    Attributes:
+        tokens: Tokens per step.
+        computing_s: Compute time if spread evenly over all accelerators at their speed.
+        utilisation: Fraction of the accelerators' peak that the model's own arithmetic reaches during compute.
+        sequences: Sequences per step; 0 in older searches.
     """
 
     tokens: int
@@ -31,25 +34,25 @@ class StepWork:
     sequences: int = 0
 
     def tokens_per_s(self, step_time_s: float) -> float:
-        """Of all accelerators together."""
+        """Return the throughput of all accelerators together."""
         return self.tokens / step_time_s
 
     def sequences_per_s(self, step_time_s: float) -> float:
-        """Of all accelerators together."""
+        """Return the throughput of all accelerators together."""
         return self.sequences / step_time_s
 
     def model_flops_utilisation(self, step_time_s: float) -> float:
-        """Return the MFU: the model's own arithmetic as a part of the accelerators' peak.
+        """Return the MFU: the model's own arithmetic as a fraction of the accelerators' peak.
 
-        By arXiv:2204.02311, appendix B, that is 6 operations for each token and parameter of a matrix that multiplies
-        it, the output layer's included (arXiv:2104.04473, equation 3), and those of attention's scores where the
-        scenario counts them. Embeddings are looked up, and norms are next to nothing.
+        Following arXiv:2204.02311, appendix B, it counts 6 operations per token and matrix parameter, including the
+        output layer (arXiv:2104.04473, equation 3), and those of attention scores where the scenario counts them.
+        Embeddings are look-ups, and norms are negligible.
         """
         return self.utilisation * self.computing_s / step_time_s
 
 
 def step_work(scenario: Scenario) -> StepWork | None:
-    """Of a scenario that trains a model; None of any other."""
+    """Return the work of a scenario that trains a model; None for any other."""
     workload = scenario.workload
     if workload.model is None or workload.described_kind not in (DATA_PARALLEL, PARALLEL):
         return None
@@ -57,7 +60,7 @@ def step_work(scenario: Scenario) -> StepWork | None:
     scores = scores_of(workload).parameters * len(blocks)
     arithmetic = active = sum(layer.active for layer in (*blocks, before, after)) + scores
     if workload.parallelism is None:
-        # as its computing is counted: with the embeddings, which are no stage's
+        # counted like its compute: with the embeddings, which belong to no stage
         active = sum(parameter.active for parameter in parameters(workload.model)) + scores
         many, each = scenario.ranks * workload.local_batch_size, 1
     else:
@@ -66,7 +69,7 @@ def step_work(scenario: Scenario) -> StepWork | None:
     tokens = many * workload.sequence_length
     assert workload.flops_utilisation is not None
     slowdowns = slowdowns_of(workload, scenario.rank_hosts(scenario.topology.resolve()))
-    # ranks with the workload's accelerator that would compute as quickly
+    # the equivalent number of ranks with the workload's accelerator
     ranks = sum(1 / slowdowns.get(rank, 1.0) for rank in range(scenario.ranks))
     computing_s = PASSES * FLOPS * active * tokens / (ranks * each * workload.flops)
     return StepWork(tokens, computing_s, workload.flops_utilisation * arithmetic / active, many)
@@ -74,14 +77,14 @@ def step_work(scenario: Scenario) -> StepWork | None:
 
 @dataclass(frozen=True)
 class RecordedWork:
-    """Of a step that was recorded. source: the file or folder; computing_s: of the rank that computes most."""
+    """The work of a recorded step. source: the file or folder. computing_s: of the rank that computes most."""
 
     source: str
     computing_s: float
 
 
 def recorded_work(scenario: Scenario) -> RecordedWork | None:
-    """Of a scenario with a trace; None of others. ConfigError."""
+    """Return the work of a scenario with a trace; None for others. Raises ConfigError."""
     spec = scenario.workload
     if not spec.is_recorded:
         return None
@@ -90,6 +93,6 @@ def recorded_work(scenario: Scenario) -> RecordedWork | None:
 
 
 def least_step_s(scenario: Scenario) -> float | None:
-    """Seconds that computing alone takes; None where that is not known. ConfigError."""
+    """Return the seconds that compute alone takes; None where that is unknown. Raises ConfigError."""
     work = step_work(scenario) or recorded_work(scenario)
     return None if work is None else work.computing_s

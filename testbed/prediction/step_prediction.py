@@ -1,4 +1,4 @@
-"""What a model says that a step takes, of any scenario: nothing is built or sent."""
+"""Prediction of a scenario's step time from the model, without building a network or sending anything."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from testbed.prediction.collective_messages import message_count
 from testbed.prediction.dry_run import check_plan_ends
 from testbed.prediction.request_metrics import served_step, serving_figures
 from testbed.prediction.routes import Routes, route_network
-from testbed.prediction.simulation import MOST_WARMUP
+from testbed.prediction.simulation import MAX_WARMUP_STEPS
 from testbed.prediction.simulation_cache import PreparedStep
 from testbed.prediction.timeline import Timeline
 from testbed.spec.scale import Scale
@@ -30,16 +30,16 @@ from testbed.spec.units import size_text, time_text
 from testbed.workload.job.job import Job, job_of
 
 DRAWS = 9
-MORE = 4  # times as many
-MOST_DRAWN = 1_000  # messages of a step of which several are played, several times each
-MOST_MESSAGES = 10_000  # of a step that is played message by message: a second
-# packets that are played, some ten microseconds each: of as many steps, of which one is told, as go into so many; of
-# one step, with what is before it, at the most; and messages of such a step
-USUAL_PACKETS, MOST_PACKETS, MOST_PACKETS_MESSAGES = 400_000, 600_000, 50_000
-# steps of which the median is told where each is a little different
-LEAST_TOLD, TOLD = 3, 15
+MORE = 4  # factor by which the number of draws may grow
+MAX_DRAWN_MESSAGES = 1_000  # messages per step up to which several steps are simulated, several times each
+MAX_MESSAGES = 10_000  # messages per step up to which it is simulated message by message: a second
+# Simulated packets take some ten microseconds each. Steps are added up to the usual number of packets; one step with
+# its warm-up may have the maximum. The last limit is the number of messages in a step simulated packet by packet.
+USUAL_PACKETS, MAX_PACKETS, MOST_PACKETS_MESSAGES = 400_000, 600_000, 50_000
+# steps of which the median is returned where each differs a little
+MIN_MEDIAN_STEPS, MAX_MEDIAN_STEPS = 3, 15
 TAIL = 0.99
-TAIL_NETWORKS, TAIL_STEPS = 5, 20  # a hundred steps, of which the second slowest is told
+TAIL_NETWORKS, TAIL_STEPS = 5, 20  # a hundred steps, of which the second slowest is returned
 
 
 def predict_step(
@@ -48,14 +48,23 @@ def predict_step(
     calibration: Calibration | None = None,
     draws: int = DRAWS,
     *,
-    packets: int = MOST_PACKETS,
+    packets: int = MAX_PACKETS,
 ) -> Timeline:
-    """A step carried out on the model of the network, under the scenario's policy; emulated.
+    """Simulate a step on the model of the network under the scenario's policy; times are emulated.
 
-    calibration: None for that of the virtual clock. draws: where links lose packets, of how many steps that differ in
-    which packets are lost, at the most, the one nearest to their mean is told; 0: messages are late by the mean.
-    packets: TCP's that are played one by one at the most, of steps before the one that is told and, where links lose
-    packets, of all draws; of a step that has more, all bytes flow. ControllerError, Deadlock, BadCalibration.
+    Args:
+        job: The job to predict.
+        algorithm: For collectives that name none.
+        calibration: None for that of the virtual clock.
+        draws: Maximum number of steps with different losses where links lose packets; the one closest to their mean
+            is returned. 0: lost messages are late by the mean delay.
+        packets: Maximum number of TCP packets to simulate one by one, over the warm-up steps, the returned step and,
+            where links lose packets, all draws. A larger step is simulated as a fluid.
+
+    Raises:
+        ControllerError: The policy cannot route the job.
+        Deadlock: The plan never completes.
+        BadCalibration: The calibration file cannot be read.
     """
     return prepare_step(job, algorithm, calibration, draws, packets=packets).play()
 
@@ -66,9 +75,9 @@ def prepare_step(
     calibration: Calibration | None = None,
     draws: int = DRAWS,
     *,
-    packets: int = MOST_PACKETS,
+    packets: int = MAX_PACKETS,
 ) -> PreparedStep:
-    """All that `predict_step` goes by. ControllerError, BadCalibration."""
+    """Collect everything `predict_step` depends on. Raises ControllerError, BadCalibration."""
     calibration = calibration or find_calibration(VIRTUAL)
     workload = job.workload
     software = calibration.software(job.scenario.transport, job.scale)
@@ -77,15 +86,15 @@ def prepare_step(
     plan, lossy = workload.start.with_algorithm(algorithm), job.topology.lossy
     copied = PROTOCOLS.find(software.protocol).copies
     chunk_bytes = software.slots.chunk_bytes if copied else math.inf
-    folded, before = False, _before(job) if packets or lossy else Warmup(steps=job.scenario.warmup)
+    folded, before = False, _warmup(job) if packets or lossy else Warmup(steps=job.scenario.warmup)
     if routes is not None and (draws or not lossy):
         packet_paths, before, draws = _by_packet(routes, algorithm, chunk_bytes, before, draws, packets)
         network = replace(network, packets=packet_paths, seed=seed)
     if not network.packets:
-        most = MOST_DRAWN if network.simulates_window else MOST_MESSAGES
+        most = MAX_DRAWN_MESSAGES if network.simulates_window else MAX_MESSAGES
         messages = message_count(plan, workload.itemsize, most, chunk_bytes)
         folded = messages > most or (lossy and not network.simulates_window)
-        if network.simulates_window and messages:  # short steps meet few losses, and more of them cost little
+        if network.simulates_window and messages:  # short steps see few losses, and more draws cost little
             draws = max(draws, min(MORE * draws, most // messages))
     return PreparedStep(
         plan,
@@ -102,10 +111,11 @@ def prepare_step(
 def _by_packet(
     routes: Routes, algorithm: str, chunk_bytes: float, before: Warmup, draws: int, most: int
 ) -> tuple[Mapping[tuple[Ends, int], tuple[PacketPath, ...]], Warmup, int]:
-    """What packets take, none where they are not played; what is played before a step; and how many draws of it.
+    """Return the packet paths, the warm-up to simulate and the number of draws.
 
-    They are where TCP carries all, with windows that the model knows; where links lose packets only if all draws can.
-    chunk_bytes: of messages' chunks. before: what a run does. most: packets.
+    There are packet paths only where TCP carries everything, with windows that the model knows, and on lossy links
+    only where all draws fit into the packet limit.
+    chunk_bytes: chunk size of messages. before: the warm-up of a real run. most: packet limit.
     """
     job, workload, lossy = routes.job, routes.job.workload, routes.job.topology.lossy
     paths: Mapping[tuple[Ends, int], tuple[PacketPath, ...]] = {}
@@ -126,21 +136,24 @@ def _by_packet(
         return nothing
     paths = routes.packets(job.flows_of(algorithm))
     paced = any(path.growth is None for own in paths.values() for path in own)
-    told = LEAST_TOLD if paced and not lossy else 1
-    if warm + (least + told) * step > each:
+    most_steps = MIN_MEDIAN_STEPS if paced and not lossy else 1
+    if warm + (least + most_steps) * step > each:
         return nothing
     usual = min(USUAL_PACKETS, most)
     room = int(((each if lossy else usual) - warm) / step)
-    steps = min(before.steps, MOST_WARMUP, max(least, room - told))
+    steps = min(before.steps, MAX_WARMUP_STEPS, max(least, room - most_steps))
     if lossy:
         draws = max(draws, min(MORE * draws, int(usual / (warm + (steps + 1) * step))))
     else:
-        told = min(TOLD, max(told, room - steps, min(LEAST_TOLD, int((most - warm) / step) - steps)))
-    return paths, before._replace(steps=steps, told=told), draws
+        most_steps = min(
+            MAX_MEDIAN_STEPS,
+            max(most_steps, room - steps, min(MIN_MEDIAN_STEPS, int((most - warm) / step) - steps)),
+        )
+    return paths, before._replace(steps=steps, most_steps=most_steps), draws
 
 
-def _before(job: Job) -> Warmup:
-    """What ranks do before the step that is measured first, as far as their connections remember it."""
+def _warmup(job: Job) -> Warmup:
+    """Return what ranks do before the first measured step, as far as connections remember it."""
     ranks, warmup, trials = len(job.hosts), job.scenario.warmup, job.scenario.trials
     if ranks == 1:
         return Warmup(steps=warmup)
@@ -152,9 +165,9 @@ def _before(job: Job) -> Warmup:
 
 
 def missing_share(job: Job, algorithm: str, calibration: Calibration) -> float | None:
-    """How much longer a step would be if every hop held frames for their own time, as a share; None where all do.
+    """Return how much longer a step would be if every hop delayed frames by their serialisation time, as a share.
 
-    ControllerError, Deadlock.
+    Returns None where the link engine already does so at every hop. Raises ControllerError, Deadlock.
     """
     if job.link_engine == NETEM:
         return None
@@ -166,26 +179,41 @@ def missing_share(job: Job, algorithm: str, calibration: Calibration) -> float |
 
 
 def predict_tail_s(job: Job, algorithm: str, step_s: float, calibration: Calibration) -> float | None:
-    """What 99 of 100 steps do not exceed where links lose packets, of those that are drawn; emulated.
+    """Predict the 99th percentile of step times where links lose packets; emulated seconds.
 
-    step_s: by `predict_step`; no less is returned. Drawn are as many steps as a tail takes, by the fluid, as a
-    search has it: on some networks, of which a job has one, some one after the other. None where part of what losses
-    do is taken by its mean, and says nothing of a tail: of collectives as one flow. ControllerError, Deadlock.
+    Simulates consecutive steps with the fluid model, as a search does, on several networks: a real job runs on one.
+
+    Args:
+        job: The job to predict.
+        algorithm: For collectives that name none.
+        step_s: Result of `predict_step`, a lower bound of the result.
+        calibration: Of the emulator.
+
+    Returns:
+        None where some losses enter by their mean only (folded collectives), which says nothing about a tail.
+
+    Raises:
+        ControllerError: The policy cannot route the job.
+        Deadlock: The plan never completes.
     """
     step = prepare_step(job, algorithm, calibration, TAIL_NETWORKS, packets=0)
     if not step.draws_all:
         return None
-    drawn_s = sorted(step.in_a_row(TAIL_NETWORKS, TAIL_STEPS))
+    drawn_s = sorted(step.step_times(TAIL_NETWORKS, TAIL_STEPS))
     return max(step_s, drawn_s[math.ceil(TAIL * len(drawn_s)) - 1])
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """What the model says of one variant. step_time_s: seconds; wan_bytes: payload between buildings in a step; real.
+    """The model's prediction for one variant.
 
-    unmodelled: what the scenario asks for and the model leaves out, by name. short_queues: that may overflow, of which
-    the model knows nothing. serving: of requests, as results' `Serving` has it. by_packets: whether it went packet by
-    packet.
+    Attributes:
+        step_time_s: Real seconds.
+        wan_bytes: Payload between buildings per step, real bytes.
+        unmodelled: Names of scenario features that the model ignores.
+        short_queues: Queues that may overflow, which the fluid model does not see.
+        serving: Request figures, with the fields of the results' `Serving`.
+        by_packets: Whether the step was simulated packet by packet.
     """
 
     step_time_s: float
@@ -196,15 +224,15 @@ class Prediction:
     by_packets: bool = False
 
     def _repr_html_(self) -> str:
-        """As a notebook shows it."""
+        """Return the HTML table that notebooks show."""
         return Predictions({"": self})._repr_html_()
 
 
 class Predictions(dict[str, Prediction]):
-    """By name of the variant, or of the algorithm where there are none."""
+    """Predictions by variant, or by algorithm where there are no variants."""
 
     def _repr_html_(self) -> str:
-        """As a notebook shows it."""
+        """Return the HTML table that notebooks show."""
         first_s = next((one.step_time_s for one in self.values()), 0.0)
         rows = [
             [name, time_text(one.step_time_s), f"{first_s / one.step_time_s:.2f}x", size_text(one.wan_bytes)]
@@ -218,19 +246,27 @@ class Predictions(dict[str, Prediction]):
 
 
 def predict_variants(
-    scenario: Scenario, calibration: Calibration, scale: Scale, packets: int = MOST_PACKETS
+    scenario: Scenario, calibration: Calibration, scale: Scale, packets: int = MAX_PACKETS
 ) -> Predictions:
-    """By name of the variant, or of the algorithm where there are none. scale: of the network that it is about.
+    """Predict every variant of a scenario, or every algorithm where there are no variants.
 
-    packets: that are played one by one at the most.
-    ConfigError for a scenario that does not fit; ControllerError, Deadlock.
+    Args:
+        scenario: May have variants.
+        calibration: Of the emulator.
+        scale: Of the emulated network.
+        packets: Maximum number of packets to simulate one by one.
+
+    Raises:
+        ConfigError: The scenario is inconsistent.
+        ControllerError: The policy cannot route the job.
+        Deadlock: The plan never completes.
     """
     engine = calibration.link_engine
     common = None if scenario.variants is not None else job_of(scenario, scale, engine)
     found = Predictions()
-    in_a_row = {"trials": scenario.steps_per_network}
+    trials = {"trials": scenario.steps_per_network}
     for name in scenario.variant_names:
-        job = common or job_of(scenario.variant(name).model_copy(update=in_a_row), scale, engine)
+        job = common or job_of(scenario.variant(name).model_copy(update=trials), scale, engine)
         check_plan_ends(job.scenario, job.workload, job.scale)
         algorithm = scenario.named_algorithms[name] if common else job.scenario.algorithms[0]
         step = prepare_step(job, algorithm, calibration, packets=packets)

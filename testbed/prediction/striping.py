@@ -1,7 +1,7 @@
-"""Messages cut into segments that are dealt out to a pair's connections, as `comm.transport.striped` does it.
+"""Messages striped over a pair's connections in segments, as `comm.transport.striped` does it.
 
-Segments go round the connections; one that has too many which are not acknowledged is passed over. Messages are whole
-in the order in which they were sent. Small ones go on the first connection, whole, whatever else there is.
+Segments go round-robin; a connection with too many unacknowledged segments is skipped. Messages complete in the order
+in which they were sent. Small messages always go whole on the first connection.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import Protocol
 from testbed.comm.transport.channels import StripeSettings
 from testbed.prediction.events import Event
 
-PIECES = 4  # that a connection's window is played in at least: room for more comes with each
+PIECES = 4  # minimum number of parts per connection window: each acknowledged part makes room
 
 
 class PartSender(Protocol):
-    """Sends parts of messages on a connection, by its number.
+    """Sends part of a message on a connection, by its number.
 
-    turn: of all that is dealt out at the same time. taken: happens when the socket has it; come: called when it is
-    there, acknowledged when its sender knows of that.
+    turn: rank in queues, shared by all parts sent at the same time. accepted: happens when the socket has the part.
+    on_arrival: called when it has arrived. on_ack: called when its sender knows that.
     """
 
     def __call__(
@@ -29,18 +29,19 @@ class PartSender(Protocol):
         channel: int,
         part: Part,
         turn: int | None,
-        taken: Event,
-        come: Callable[[], None],
-        acknowledged: Callable[[], None],
+        accepted: Event,
+        on_arrival: Callable[[], None],
+        on_ack: Callable[[], None],
     ) -> None:
-        """Now."""
+        """Send the part."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """So many bytes of a message, in so many segments.
+    """Some bytes of a message, in some segments.
 
-    ends_bytes: of the whole message, if this is its last part; else 0. follows: it leaves as others have come.
+    ends_bytes: size of the whole message in its last part, else 0. follows: it leaves when earlier parts are
+    acknowledged.
     """
 
     size_bytes: float
@@ -50,26 +51,26 @@ class Part:
 
 
 @dataclass(eq=False)
-class _Cut:
-    """A message: what is not dealt out yet, its parts that have not come, or not left."""
+class _Message:
+    """A message: bytes not assigned yet, parts that have not arrived, parts that have not left."""
 
     size_bytes: float
     left_bytes: float
-    taken: Event
-    come: Callable[[], None]
-    coming: int = 0
-    untaken: int = 0
+    accepted: Event
+    on_arrival: Callable[[], None]
+    pending: int = 0
+    unaccepted: int = 0
 
 
 class RoundRobin:
-    """Who of so many connections has the next segment: round them, but for those with too many unacknowledged."""
+    """Round-robin choice among connections that skips those with too many unacknowledged segments."""
 
     def __init__(self, connections: int, outstanding: int) -> None:
         self.unacknowledged = [0] * connections
         self._outstanding, self._next = outstanding, 0
 
-    def take(self) -> int | None:
-        """Give one a segment; None where all have too many."""
+    def next_channel(self) -> int | None:
+        """Assign a segment to a connection; None if all have too many."""
         count = len(self.unacknowledged)
         for step in range(count):
             channel = (self._next + step) % count
@@ -82,85 +83,93 @@ class RoundRobin:
 
 @dataclass(eq=False)
 class Striper:
-    """Of one pair of ranks and class of traffic, with so many connections. flow: sends a part."""
+    """The segments of one pair of ranks and traffic class. send_part: sends a part."""
 
     stripes: StripeSettings
     connections: int
     next_turn: Callable[[], int | None]
-    flow: PartSender
-    turns: RoundRobin = field(init=False)
-    waiting: deque[_Cut] = field(default_factory=deque)
-    order: deque[_Cut] = field(default_factory=deque)
+    send_part: PartSender
+    round_robin: RoundRobin = field(init=False)
+    waiting: deque[_Message] = field(default_factory=deque)
+    in_order: deque[_Message] = field(default_factory=deque)
 
     def __post_init__(self) -> None:
-        self.turns = RoundRobin(self.connections, self.stripes.outstanding)
+        self.round_robin = RoundRobin(self.connections, self.stripes.outstanding)
 
-    def send(self, size_bytes: float, taken: Event, come: Callable[[], None]) -> None:
-        """A message. taken: when sockets have all of it; come: called when it is there, and all before it are."""
+    def send(self, size_bytes: float, accepted: Event, on_arrival: Callable[[], None]) -> None:
+        """Send a message.
+
+        accepted: happens when the sockets have all of it. on_arrival: called on arrival, after all earlier ones.
+        """
         if size_bytes <= self.stripes.fast_bytes:
-            self.flow(
-                0, Part(size_bytes, 1, ends_bytes=size_bytes), self.next_turn(), taken, come, lambda: None
+            self.send_part(
+                0,
+                Part(size_bytes, 1, ends_bytes=size_bytes),
+                self.next_turn(),
+                accepted,
+                on_arrival,
+                lambda: None,
             )
             return
-        message = _Cut(size_bytes, size_bytes, taken, come)
+        message = _Message(size_bytes, size_bytes, accepted, on_arrival)
         self.waiting.append(message)
-        self.order.append(message)
-        self._deal(follows=False)
+        self.in_order.append(message)
+        self._assign(follows=False)
 
-    def _deal(self, *, follows: bool) -> None:
-        """Out, as far as there is room."""
+    def _assign(self, *, follows: bool) -> None:
+        """Assign segments as far as there is room."""
         turn = self.next_turn() if self.waiting else None
         while self.waiting:
             message = self.waiting[0]
-            segments = self._cut(message)
-            whole = message.left_bytes <= 0
+            segments = self._take_segments(message)
+            is_whole = message.left_bytes <= 0
             parts = [
                 (channel, part)
                 for channel, sizes in enumerate(segments)
                 for part in self._parts(sizes, follows)
             ]
-            if whole:
+            if is_whole:
                 channel, part = parts[-1]
                 parts[-1] = channel, replace(part, ends_bytes=message.size_bytes)
-            message.coming += len(parts)
-            message.untaken += len(parts)
+            message.pending += len(parts)
+            message.unaccepted += len(parts)
             for channel, part in parts:
-                self._send(message, channel, part, turn)
-            if not whole:
+                self._send_to(message, channel, part, turn)
+            if not is_whole:
                 return
             self.waiting.popleft()
 
-    def _cut(self, message: _Cut) -> list[list[float]]:
-        """Its segments' bytes, by connection, as far as there is room."""
+    def _take_segments(self, message: _Message) -> list[list[float]]:
+        """Return the sizes of the next segments, by connection, as far as there is room."""
         found: list[list[float]] = [[] for _ in range(self.connections)]
-        while message.left_bytes > 0 and (channel := self.turns.take()) is not None:
+        while message.left_bytes > 0 and (channel := self.round_robin.next_channel()) is not None:
             size_bytes = min(self.stripes.segment_bytes, message.left_bytes)
             message.left_bytes -= size_bytes
             found[channel].append(size_bytes)
         return found
 
     def _parts(self, sizes: Sequence[float], follows: bool) -> Iterator[Part]:
-        """Of what goes on one connection."""
+        """Group one connection's segments into parts."""
         most = max(1, self.stripes.outstanding // PIECES)
         for start in range(0, len(sizes), most):
             own = sizes[start : start + most]
             yield Part(sum(own), len(own), follows=follows)
 
-    def _send(self, message: _Cut, channel: int, part: Part, turn: int | None) -> None:
-        def come() -> None:
-            message.coming -= 1
-            while self.order and self.order[0].left_bytes <= 0 and not self.order[0].coming:
-                self.order.popleft().come()
+    def _send_to(self, message: _Message, channel: int, part: Part, turn: int | None) -> None:
+        def on_arrival() -> None:
+            message.pending -= 1
+            while self.in_order and self.in_order[0].left_bytes <= 0 and not self.in_order[0].pending:
+                self.in_order.popleft().on_arrival()
 
-        def in_socket() -> None:
-            message.untaken -= 1
-            if not message.untaken and message.left_bytes <= 0:
-                message.taken.happen()
+        def on_accepted() -> None:
+            message.unaccepted -= 1
+            if not message.unaccepted and message.left_bytes <= 0:
+                message.accepted.trigger()
 
-        def acknowledged() -> None:
-            self.turns.unacknowledged[channel] -= part.segments
-            self._deal(follows=True)
+        def on_ack() -> None:
+            self.round_robin.unacknowledged[channel] -= part.segments
+            self._assign(follows=True)
 
-        taken = Event()
-        taken.and_then(in_socket)
-        self.flow(channel, part, turn, taken, come, acknowledged)
+        accepted = Event()
+        accepted.and_then(on_accepted)
+        self.send_part(channel, part, turn, accepted, on_arrival, on_ack)

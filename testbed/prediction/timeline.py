@@ -1,4 +1,4 @@
-"""When all that a plan has to do began and ended; or why it never would."""
+"""Start and end times of a plan's operations, with the time breakdown, critical path and memory peak they imply."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from testbed.workload.plan_patterns import Pattern
 
 
 class Deadlock(TestbedError, ValueError):
-    """A plan that never comes to its end; the message says who waits for what."""
+    """The plan never completes; the message names the ranks and the operations they wait in."""
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """When each operation began and ended, in seconds from the step's start; `spans[rank][index of the operation]`.
+    """Start and end of each operation, in seconds from the step's start: `spans[rank][index of the operation]`.
 
-    carried: what was done and decided, where that was not known beforehand.
+    carried: the plan and decisions of a step that was not known beforehand.
     """
 
     spans: tuple[tuple[tuple[float, float], ...], ...]
@@ -38,22 +38,28 @@ class Timeline:
 
     @property
     def plan(self) -> JobPlan | None:
-        """What was carried out, where that was not known beforehand."""
+        """The executed plan, where it was not known beforehand."""
         return None if self.carried is None else self.carried.plan
 
     @cached_property
     def step_time_s(self) -> float:
-        """Until the last rank is done."""
+        """Time until the last rank is done, in seconds."""
         return max((end for rank in self.spans for _, end in rank), default=0.0)
 
 
 Spans = Sequence[Sequence[tuple[float, float]]]
-"""[rank][index in its plan]: when it began and ended, in seconds from the step's start."""
+"""Start and end of each operation, by rank and index in its plan, in seconds from the step's start."""
 
 
 @dataclass(frozen=True)
 class TimeBreakdown:
-    """Seconds, the mean over ranks; exposed: by kind of parallelism and tier. They add up to the step's time."""
+    """A step's time divided into compute, exposed communication and bubble; seconds, mean over ranks.
+
+    A rank that does not compute waits for the inputs of its next compute operation. While those are in flight the time
+    is exposed communication, of their kind and tier. While nobody has sent them, or not all members have joined a
+    collective, it is bubble. So is the time from a rank's own last operation to the end of the step.
+    exposed_s: by kind of parallelism and tier. All parts add up to the step's time.
+    """
 
     step_time_s: float
     compute_s: float
@@ -62,7 +68,7 @@ class TimeBreakdown:
 
 
 class CommunicationTimes:
-    """When what is communicated was really under way."""
+    """When each communication was actually in flight."""
 
     def __init__(self, plan: JobPlan, spans: Spans, buildings: Sequence[int]) -> None:
         self.plan, self.spans, self.buildings = plan, spans, buildings
@@ -86,7 +92,7 @@ class CommunicationTimes:
                     self.members.setdefault((operation.group, number), []).append((rank, index))
 
     def origin(self, rank: int, index: int) -> tuple[int, int]:
-        """Whose operation set a communication going: its sender, or who joined a collective last; itself otherwise."""
+        """Return the operation that triggered a communication: the send, or the last join of a collective."""
         operation = self.plan.ranks[rank][index]
         key = self._keys.get((rank, index))
         if isinstance(operation, Message) and not operation.sends:
@@ -95,17 +101,17 @@ class CommunicationTimes:
             return max(self.members[key], key=lambda own: self.spans[own[0]][own[1]][0])  # type: ignore[index]
         return rank, index
 
-    def under_way(self, rank: int, index: int) -> tuple[float, float]:
-        """From when on it could move, until this rank was done with it."""
+    def in_flight(self, rank: int, index: int) -> tuple[float, float]:
+        """Return from when on a communication could progress and when this rank was done with it."""
         source = self.origin(rank, index)
         begun_s, end_s = self.spans[rank][index]
         since_s = self.spans[source[0]][source[1]][0]
-        if self.plan.holds_receivers:  # it left when its receiver waited for it
+        if self.plan.holds_receivers:  # the message left only once its receiver waited for it
             since_s = max(since_s, begun_s)
         return min(since_s, end_s), end_s
 
     def tier(self, rank: int, index: int) -> str:
-        """Whether it goes between buildings, within one, or within its rank."""
+        """Return the tier an operation crosses: `wan`, `building` or `rank`."""
         operation = self.plan.ranks[rank][index]
         others = [rank]
         if isinstance(operation, IntraRankTransfer):
@@ -118,8 +124,8 @@ class CommunicationTimes:
 
 
 def break_down_step(plan: JobPlan, spans: Spans, buildings: Sequence[int]) -> TimeBreakdown:
-    """Of one step of all ranks."""
-    moves = CommunicationTimes(plan, spans, buildings)
+    """Divide one step's time, as the mean over all ranks."""
+    times = CommunicationTimes(plan, spans, buildings)
     step_time_s = max(end for own in spans for _, end in own)
     ranks = len(plan.ranks)
     compute_s = bubble_s = 0.0
@@ -130,14 +136,14 @@ def break_down_step(plan: JobPlan, spans: Spans, buildings: Sequence[int]) -> Ti
         computing = [
             number for number, operation in enumerate(operations) if isinstance(operation, Computing)
         ]
-        for index in sorted(computing, key=lambda number: spans[rank][number]):  # on several streams, perhaps
+        for index in sorted(computing, key=lambda number: spans[rank][number]):  # may be on several streams
             begun_s, end_s = spans[rank][index]
             needed = [number for number in needs[index] if operations[number].stream != COMPUTE]
-            bubble_s += _book(exposed, moves, rank, needed, free_s, begun_s)
+            bubble_s += _attribute(exposed, times, rank, needed, free_s, begun_s)
             compute_s += max(0.0, end_s - max(begun_s, free_s))
             free_s = max(free_s, end_s)
-        tail = [index for index, operation in enumerate(operations) if _moves(operation)]
-        bubble_s += _book(exposed, moves, rank, tail, free_s, step_time_s)
+        tail = [index for index, operation in enumerate(operations) if _is_communication(operation)]
+        bubble_s += _attribute(exposed, times, rank, tail, free_s, step_time_s)
     return TimeBreakdown(
         step_time_s,
         compute_s / ranks,
@@ -146,27 +152,27 @@ def break_down_step(plan: JobPlan, spans: Spans, buildings: Sequence[int]) -> Ti
     )
 
 
-def _moves(operation: Operation) -> bool:
+def _is_communication(operation: Operation) -> bool:
     return isinstance(operation, IntraRankTransfer) or not isinstance(operation, Computing | Pause)
 
 
-def _book(
+def _attribute(
     exposed: dict[tuple[str, str], float],
-    moves: CommunicationTimes,
+    times: CommunicationTimes,
     rank: int,
     needed: Sequence[int],
     free_s: float,
     until_s: float,
 ) -> float:
-    """Share out a pause between what was on its way, latest end first; returns what is left of it: bubble."""
+    """Attribute a pause to the communication in flight, latest end first; return the rest, which is bubble."""
     left_s = until_s - free_s
     end_s = until_s
-    for index in sorted(needed, key=lambda number: -moves.spans[rank][number][1]):
-        since_s, done_s = moves.under_way(rank, index)
+    for index in sorted(needed, key=lambda number: -times.spans[rank][number][1]):
+        since_s, done_s = times.in_flight(rank, index)
         taken_s = min(end_s, done_s) - max(free_s, since_s)
         if taken_s > 0:
-            operation = moves.plan.ranks[rank][index]
-            key = operation.kind, moves.tier(rank, index)
+            operation = times.plan.ranks[rank][index]
+            key = operation.kind, times.tier(rank, index)
             exposed[key] = exposed.get(key, 0.0) + taken_s
             left_s -= taken_s
             end_s = max(free_s, since_s)
@@ -175,7 +181,7 @@ def _book(
 
 @dataclass(frozen=True)
 class CriticalOperation:
-    """One operation of the chain, on the rank that ends it: what it is, and from when to when it held up the step."""
+    """One operation of the critical path, on the rank where it ended, and when it held up the step."""
 
     rank: int
     index: int
@@ -186,8 +192,11 @@ class CriticalOperation:
 
 
 def find_critical_path(plan: JobPlan, spans: Spans, buildings: Sequence[int]) -> list[CriticalOperation]:
-    """From the step's start to its end; found backwards, from what ended last to whatever it waited for longest."""
-    moves = CommunicationTimes(plan, spans, buildings)
+    """Return the chain of operations that determines the step's time, each starting when the one before it ended.
+
+    It is found backwards, from the operation that ended last to the dependency that ended last, and so on.
+    """
+    times = CommunicationTimes(plan, spans, buildings)
     needs = [waits(operations) for operations in plan.ranks]
     rank, index = max(
         ((rank, index) for rank, own in enumerate(spans) for index in range(len(own))),
@@ -197,11 +206,11 @@ def find_critical_path(plan: JobPlan, spans: Spans, buildings: Sequence[int]) ->
     seen: set[tuple[int, int]] = set()
     while (rank, index) not in seen:
         seen.add((rank, index))
-        source, origin = moves.origin(rank, index)
+        source, origin = times.origin(rank, index)
         operation = plan.ranks[rank][index]
         end_s = spans[rank][index][1]
         own_before, origin_before = needs[rank][index], needs[source][origin]
-        # a receive that was posted late waited for its own rank, any other for the one who sent
+        # a receive that was posted late waited for its own rank, any other for the sender
         latest = [(rank, number) for number in own_before] if plan.holds_receivers else []
         latest += [(source, number) for number in origin_before]
         begun_s = max((spans[at][number][1] for at, number in latest), default=0.0)
@@ -215,11 +224,11 @@ def find_critical_path(plan: JobPlan, spans: Spans, buildings: Sequence[int]) ->
 
 
 def peak_activation_bytes(plan: JobPlan, spans: Spans) -> list[float]:
-    """By rank, in real bytes."""
+    """Return the most bytes of activations alive at once on each rank, in real bytes."""
     found = []
-    for keeping, own in zip(_keeping(plan), spans, strict=True):
+    for allocating, own in zip(_allocating(plan), spans, strict=True):
         changes = []
-        for index, operation in keeping:
+        for index, operation in allocating:
             begun_s, end_s = own[index]
             changes += [(end_s, -operation.gives), (begun_s, operation.holds)]
         alive = peak = 0.0
@@ -230,12 +239,12 @@ def peak_activation_bytes(plan: JobPlan, spans: Spans) -> list[float]:
     return found
 
 
-def _keeping(plan: JobPlan) -> list[list[tuple[int, Computing]]]:
-    """By rank, computing that begins or ceases to keep anything, with its indices."""
-    return [own.cached("keeping", partial(_kept, own)) for own in plan.symmetric.patterns]
+def _allocating(plan: JobPlan) -> list[list[tuple[int, Computing]]]:
+    """Return, for each rank, the compute operations that allocate or free activations, with their indices."""
+    return [own.cached("keeping", partial(_find_allocating, own)) for own in plan.symmetric.patterns]
 
 
-def _kept(pattern: Pattern) -> list[tuple[int, Computing]]:
+def _find_allocating(pattern: Pattern) -> list[tuple[int, Computing]]:
     return [
         (index, operation)
         for index, operation in enumerate(pattern.operations)

@@ -133,7 +133,7 @@ def test_a_worker_that_is_unlike_is_refused_by_name(two_workers: Any, tmp_path: 
         engine.check()
     assert "the same testbed, Python, calibration and kernel" in str(caught.value)
     # also where nobody looked first
-    with pytest.raises(ExecutorError, match="came later is not as this machine is"):
+    with pytest.raises(ExecutorError, match="joined later differs from this machine"):
         swept(tmp_path / "out", engine)
 
 

@@ -43,7 +43,7 @@ def check_pauses(own: MeasuredVariant, shown: Record, checks: Checks) -> None:
 def check_shown_pauses(page: Page, printed: str, variants: Variants, shown: Record, checks: Checks) -> None:
     """Hold the page's table and the terminal's sentence against the summary."""
     own, text = Shown(checks, "page"), " ".join(printed.split())
-    for table in page.named("Link", "Pauses", "Stood"):
+    for table in page.named("Link", "Pauses", "Paused"):
         for row in table.records():
             name, (link, direction) = row["Variant"][0], row["Link"][0].rsplit(", ", 1)
             found = next(
@@ -53,14 +53,14 @@ def check_shown_pauses(page: Page, printed: str, variants: Variants, shown: Reco
             )
             what = f"{name}: pauses of {link}"
             own.count(f"{what}: number", row["Pauses"][0], found["pauses"])
-            own.ratio(f"{what}: time", row["Stood"][0], found["paused_share"], 1)
+            own.ratio(f"{what}: time", row["Paused"][0], found["paused_share"], 1)
             own.size(f"{what}: most", row["Held at most"][0], found["buffer_peak_bytes"])
             own.size(f"{what}: buffer", row["Buffer"][0], found["buffer_bytes"])
             own.count(f"{what}: dropped", row["Dropped"][0], found["dropped"])
     for name in variants:
         rows = shown[name].get("pauses", ())
         said = re.search(
-            rf"(?<!\S){re.escape(name)}: (\d+) pauses; the sender of \S+, \S+ to \S+ stood longest, (\d+)%",
+            rf"(?<!\S){re.escape(name)}: (\d+) pauses; the sender of \S+, \S+ to \S+ was paused longest, (\d+)%",
             text,
         )
         if said:

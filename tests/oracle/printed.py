@@ -81,7 +81,7 @@ def check_printed(text: str, variants: Variants, shown: Mapping[str, Any], check
 def _stalls_and_losses(text: str, one: MeasuredVariant, entry: Mapping[str, Any], own: Shown) -> None:
     """What replicas that came and went left of the time, and what became of packets on the way."""
     name = re.escape(one.name)
-    if effective := re.search(rf"(?<!\S){name}: ([\d.]+)% of ([\d.]+ \w+) were effective", text):
+    if effective := re.search(rf"(?<!\S){name}: effective time ([\d.]+)% of ([\d.]+ \w+)", text):
         own.ratio(f"{one.name}: effective", f"{effective[1]} %", entry["replication"]["effective"], 1)
         own.time(f"{one.name}: elapsed time", effective[2], entry["replication"]["elapsed_s"])
     said = re.search(

@@ -24,8 +24,8 @@ class Clock(EventQueue):
     """Time, and who acts when."""
 
     def run(self) -> None:
-        while self.agenda:
-            self.now_s, _, action = heapq.heappop(self.agenda)
+        while self.heap:
+            self.now_s, _, action = heapq.heappop(self.heap)
             action()
 
 
@@ -66,5 +66,5 @@ class Path:
         sender.send(packets * PAYLOAD, Event(), lambda: None, lambda: there.append(self.clock.now_s))
         self.clock.run()
         assert len(there) == 1
-        self.again = sender.again
+        self.retransmitted = sender.retransmitted
         return there[0]

@@ -258,7 +258,7 @@ def test_of_many_reasons_five_are_told_the_worst_first_and_under_the_headline(tm
     lines = out.getvalue().splitlines()
     reasons = [line for line in lines if "Reason" in line]
     assert [line.split(",")[0] for line in reasons] == ["UNTRUSTED: hierarchical"] * 4 + ["caution: ring"]
-    assert "And 3 more, which the report has: n1, n2, n3." in lines
+    assert "And 3 more, see the report: n1, n2, n3." in lines
     assert lines.index(reasons[0]) < next(
         number for number, line in enumerate(lines) if "model predicts" in line
     )

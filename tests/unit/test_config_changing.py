@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from testbed.prediction.search.evaluation import searched
+from testbed.prediction.search.evaluation import search_space_of
 from testbed.spec import overrides
 from testbed.spec.errors import ConfigError
 from testbed.spec.scenario import Scenario, load_scenario
@@ -18,7 +18,7 @@ EXPLORED = ("dense-70b-region", "moe-region", "recorded-8b-region")
 
 def explored(name: str) -> tuple[Scenario, ExploreSpec]:
     scenario = load_scenario(Path("scenarios/explore") / f"{name}.yaml")
-    return scenario, searched(scenario, name)
+    return scenario, search_space_of(scenario, name)
 
 
 @pytest.fixture

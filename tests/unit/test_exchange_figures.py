@@ -18,7 +18,7 @@ from testbed.measure.results.manifest import Manifest
 from testbed.measure.results.records import LINKS, read_links
 from testbed.measure.results.result import Result
 from testbed.show.exchange.metrics import run_metrics
-from testbed.show.exchange.trackers import SERIES, log_to_mlflow, log_to_wandb, tracked
+from testbed.show.exchange.trackers import SERIES, log_to_mlflow, log_to_wandb, tracked_variants
 from tests.unit.report_run import SyntheticRun
 
 # as the synthetic run's manifest says
@@ -189,7 +189,7 @@ def test_weights_and_biases_reads_its_offline_runs(one_variant: Path, tmp_path: 
 
 
 def test_figures_have_names_that_trackers_take(run: Path) -> None:
-    (ring, _) = tracked(Result.open(run), Manifest.open(run))
+    (ring, _) = tracked_variants(Result.open(run), Manifest.open(run))
     assert all(
         name.replace("_", "").replace("/", "").replace(".", "").replace(" ", "").replace("-", "").isalnum()
         for name in ring.figures

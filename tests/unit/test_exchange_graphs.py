@@ -69,7 +69,8 @@ def test_edges_there_and_back_become_one_link_with_two_directions(ending: str, t
     ]
     (note,) = notes
     assert re.fullmatch(
-        r"assumed: 1 directed edge without one back, such as edge \S+ to \S+: both directions are alike", note
+        r"assumed: 1 directed edge without one back, such as edge \S+ to \S+: both directions get the same settings",
+        note,
     )
 
 
@@ -117,7 +118,7 @@ def test_a_length_in_degrees_is_not_taken_for_kilometres(tmp_path: Path) -> None
     ]
     _, notes = imported(tmp_path / "net.gml", zoo_like(4.75), ImportDefaults(1e9, units={"length": "km"}))
     assert notes == [
-        "left out: length of 1 edge (4.75): impossible, for a link is not shorter than the great circle between "
+        "left out: length of 1 edge (4.75): impossible: shorter than the great circle between "
         "its ends; the great circle stands"
     ]
 
@@ -145,7 +146,7 @@ def test_no_signal_is_faster_than_light(tmp_path: Path) -> None:
     spec, notes = imported(tmp_path / "net.gml", zoo_like(600, latency="1 ms"))
     assert ways(spec)[0][2][1] == pytest.approx(600 * FIBRE_S_PER_KM)
     assert notes == [
-        "left out: latency of 1 edge (1 ms): impossible, for a link is not shorter than the great circle between "
+        "left out: latency of 1 edge (1 ms): impossible: shorter than the great circle between "
         "its ends; length stands"
     ]
 
@@ -251,7 +252,7 @@ def test_a_changed_number_of_hosts_counts_more_than_what_an_export_noted(tmp_pat
     assert sorted(building.hosts for building in spec.buildings.values()) == [3, 4]
     (note,) = notes
     assert note.startswith("left out: testbed of 1 node (")
-    assert note.endswith(": hosts or nic_rate were changed since, and count")
+    assert note.endswith(": hosts or nic_rate were changed since and take precedence")
 
 
 # --- producers
@@ -519,7 +520,7 @@ GEPHI_GML = """graph
                 "left out: r of 2 nodes (153)",
                 "left out: x of 2 nodes (-202.02621, 100.5)",
                 "left out: weight of 1 edge (1.0)",
-                "assumed: 1 directed edge without one back, such as edge 0 to 1: both directions are alike",
+                "assumed: 1 directed edge without one back, such as edge 0 to 1: both directions get the same settings",
             ],
         ),
         (
@@ -584,8 +585,8 @@ def test_yed_has_labels_in_its_drawing_and_groups_of_nodes(tmp_path: Path) -> No
         "left out: nodegraphics of 3 nodes (a drawing)",
         "left out: sourceport of 1 edge (p1)",
         "left out: edgegraphics of 1 edge (a drawing)",
-        "left out: nodes that no link joins to the largest part: Campus",
-        "assumed: 1 directed edge without one back, such as edge n0 to n1::n0: both directions are alike",
+        "left out: nodes without a link to the largest part: Campus",
+        "assumed: 1 directed edge without one back, such as edge n0 to n1::n0: both directions get the same settings",
     ]
 
 

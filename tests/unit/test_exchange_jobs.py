@@ -18,7 +18,7 @@ from testbed.cli.main import app
 from testbed.errors import BadInput
 from testbed.measure.results.run_directory import BadResult
 from testbed.prediction.dry_run import dry_runs
-from testbed.show.exchange import export_astra_sim, exported_job
+from testbed.show.exchange import export_astra_sim, load_job
 from testbed.show.exchange.astra_sim import dimensions_of
 from testbed.show.exchange.topology_export import next_links, shortest_s
 from testbed.spec.scale import UNSCALED
@@ -51,9 +51,9 @@ def test_a_variant_goes_out_with_a_scenario_that_takes_as_long(tmp_path: Path) -
 
 def test_what_traces_have_no_place_for_is_said(tmp_path: Path) -> None:
     done = called("export", "crosspipe", "--to", "chakra", "-o", tmp_path)
-    assert "left out: receives in order: that a message leaves only once" in done.stderr
+    assert "left out: in-order receives: a message leaves only once" in done.stderr
     with pytest.raises(BadInput, match="variant: got ringg, expected ring, hierarchical; did you mean ring"):
-        exported_job(Path("quickstart"), variant="ringg")
+        load_job(Path("quickstart"), variant="ringg")
 
 
 COLLECTIVES = {"collectives": [{"collective": "all_reduce", "size": "4 MB"}], "compute": "100 ms"}
@@ -122,7 +122,7 @@ def measured(folder: Path, late: float = 0.0, workload: Mapping[str, Any] = COLL
 
 def test_a_run_goes_out_as_it_was_measured(tmp_path: Path) -> None:
     """Its median step, in real seconds."""
-    job = exported_job(measured(tmp_path))
+    job = load_job(measured(tmp_path))
     took = [[one.duration_s for one in own if isinstance(one, Compute)] for own in job.trace.ranks]
     assert took == [[pytest.approx(0.6)], [pytest.approx(1.1)]]
     assert job.trace.origin.endswith("ring, step 1 as measured")
@@ -135,9 +135,9 @@ def test_a_run_goes_out_as_it_was_measured(tmp_path: Path) -> None:
 
 def test_a_run_that_does_not_fit_its_scenario_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadResult, match=r"samples\.jsonl: ring: got operation 2 of rank 0"):
-        exported_job(measured(tmp_path, late=1.0))
+        load_job(measured(tmp_path, late=1.0))
     with pytest.raises(BadInput, match="expected a run as it was"):
-        exported_job(tmp_path, ["seed=2"])
+        load_job(tmp_path, ["seed=2"])
 
 
 def test_a_job_that_came_as_a_trace_goes_out_as_that_one(tmp_path: Path) -> None:
@@ -149,14 +149,14 @@ def test_a_job_that_came_as_a_trace_goes_out_as_that_one(tmp_path: Path) -> None
     trace.write(tmp_path / "job.json.gz")
     scenario = {"name": "job", "topology": "pair.yaml", "ranks": 2, "workload": {"trace": "job.json.gz"}}
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(scenario))
-    assert exported_job(tmp_path / "job.yaml").trace == trace
+    assert load_job(tmp_path / "job.yaml").trace == trace
     for number, source in enumerate(("job.yaml", "job.json.gz")):
         folder = tmp_path / str(number)
         assert called("export", tmp_path / source, "--to", "chakra", "-o", folder).exit_code == 0
         assert read_job(folder) == trace
-    assert exported_job(tmp_path / "0" / "scenario.yaml").trace == trace
+    assert load_job(tmp_path / "0" / "scenario.yaml").trace == trace
     run = measured(tmp_path, workload={"trace": "job.json.gz"})
-    took = exported_job(run).trace
+    took = load_job(run).trace
     computing = took.ranks[1][0]
     assert isinstance(computing, Compute)
     assert computing.duration_s == pytest.approx(1.1)
@@ -168,7 +168,7 @@ def test_a_job_that_came_as_a_trace_goes_out_as_that_one(tmp_path: Path) -> None
 
 
 def test_astra_sim_finds_network_system_memory_and_traces(tmp_path: Path) -> None:
-    job = exported_job(SHIPPED / "scenarios/quickstart.yaml", variant="hierarchical")
+    job = load_job(SHIPPED / "scenarios/quickstart.yaml", variant="hierarchical")
     written, notes = export_astra_sim(job, tmp_path)
     assert {path.name for path in written} >= {
         "network.yml",
@@ -188,17 +188,19 @@ def test_astra_sim_finds_network_system_memory_and_traces(tmp_path: Path) -> Non
     assert system["all-reduce-implementation"] == ["ring", "ring"]
     assert system["roofline-enabled"] == 0  # by the traces' durations
     assert system["collective-optimization"] == "localBWAware"  # else every dimension reduces all of it
-    assert notes == ["links that ranks of a building share: each rank has its part, though others be silent"]
+    assert notes == [
+        "links shared by a building's ranks: each rank has a fixed part, even if others are idle"
+    ]
     assert subprocess.run(["sh", "-n", tmp_path / "run.sh"], check=False).returncode == 0
     assert os.access(tmp_path / "run.sh", os.X_OK)
 
 
 def test_what_astra_sim_does_otherwise_is_said(tmp_path: Path) -> None:
-    _, notes = export_astra_sim(exported_job(Path("sharding"), variant="fsdp-ring-1"), tmp_path)
+    _, notes = export_astra_sim(load_job(Path("sharding"), variant="fsdp-ring-1"), tmp_path)
     said = "\n".join(notes)
-    assert "memory that activations take" in said
+    assert "activation memory" in said
     done = called("export", "chunking", "--to", "astra-sim", "-o", tmp_path / "p2p")
-    assert "left out: memory that activations take" in done.stderr
+    assert "left out: activation memory" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -219,7 +221,7 @@ def test_the_slowest_link_stands_for_all() -> None:
     topology = load_topology(TOPOLOGIES / "three-buildings.yaml").resolve()
     (between,), notes = dimensions_of(topology, [0, 1, 2])
     assert (between.rate * 8, between.latency_s) == (20e6, 0.010)
-    assert "links between buildings differ: the slowest rate and the longest delay stand for all" in notes
+    assert "links between buildings differ: the slowest rate and the longest delay apply to all" in notes
 
 
 @pytest.mark.parametrize("ranks", [[0, 0, 1], [0, 1, 0, 1]])
@@ -276,8 +278,8 @@ def test_what_is_no_rate_is_refused(tmp_path: Path) -> None:
 
 
 def test_what_goes_into_windows_goes_out_as_messages_which_is_said() -> None:
-    job = exported_job(Path("tensor-overlap"))
-    assert "windows: blocks that are put into them are messages" in list(job.lost())
+    job = load_job(Path("tensor-overlap"))
+    assert "memory windows: their blocks become messages" in list(job.lost())
     sent = [node for node in job.trace.ranks[0] if isinstance(node, PointToPoint) and node.sends]
     # two gathers and two reductions of a layer and direction, seven blocks each
     assert len(sent) == 2 * 2 * 4 * 7

@@ -254,46 +254,46 @@ NETEM = "clab tools netem set -n clab-lab-a -i e1-1"
         (
             f"{NETEM} --delay $1",
             1,
-            [f"left out: netem.sh:1: {NETEM} --delay $1: what its variables stand for is not known"],
+            [f"left out: netem.sh:1: {NETEM} --delay $1: its variables are unknown"],
         ),
         (
             f"L=clab-lab\nD=1ms\ncase $1 in\nslow)\n  D=2ms; {NETEM.replace('clab-lab', '$L')} --delay 5ms ;;\nesac",
             5,
             [
                 "left out: 1 command of netem.sh that set no link (line 4: slow))",
-                "assumed: each line of netem.sh counts once, though it has case",
+                "assumed: each line of netem.sh is read once, though it has case",
             ],
         ),
         (
             f"D=1ms\nif true; then D=2ms; fi\n{NETEM} --delay $D",
             1,
             [
-                f"left out: netem.sh:3: {NETEM} --delay $D: what its variables stand for is not known",
-                "assumed: each line of netem.sh counts once, though it has if",
+                f"left out: netem.sh:3: {NETEM} --delay $D: its variables are unknown",
+                "assumed: each line of netem.sh is read once, though it has if",
             ],
         ),
         (
             f"for d in 5ms; do {NETEM} --delay $d; done",
             1,
             [
-                f"left out: netem.sh:1: do {NETEM} --delay $d: what its variables stand for is not known",
-                "assumed: each line of netem.sh counts once, though it has for",
+                f"left out: netem.sh:1: do {NETEM} --delay $d: its variables are unknown",
+                "assumed: each line of netem.sh is read once, though it has for",
             ],
         ),
         (
             f"{NETEM} --delay 5ms\n{NETEM} --loss 1",
             1,
-            [f"left out: netem.sh:1: {NETEM} --delay 5ms: line 2 sets the same interface anew"],
+            [f"left out: netem.sh:1: {NETEM} --delay 5ms: line 2 sets the same interface"],
         ),
         (
             f"{NETEM} --delay 5ms && {NETEM.replace(' set ', ' reset ')}",
             1,
-            [f"left out: netem.sh:1: {NETEM} --delay 5ms: line 1 sets the same interface anew"],
+            [f"left out: netem.sh:1: {NETEM} --delay 5ms: line 1 sets the same interface"],
         ),
         (
             f"{NETEM} --delay 5ms\n{NETEM.replace('e1-1', 'ethernet-1/1')} --delay 6ms",
             6,
-            [f"left out: netem.sh:1: {NETEM} --delay 5ms: a later line sets the same interface anew"],
+            [f"left out: netem.sh:1: {NETEM} --delay 5ms: a later line sets the same interface"],
         ),
         (
             f"{NETEM.replace('e1-1', 'e1-7')} --delay 5ms",
@@ -351,10 +351,12 @@ topology:
     ]
     spec, notes = imported(tmp_path, lab, "\n".join(script))
     assert [one.nic and one.nic.rate_bps for one in spec.buildings.values()] == [1e6]
-    assert notes == [f"left out: netem.sh:3: {script[2]}: a building's cards are alike, both ways"]
+    assert notes == [
+        f"left out: netem.sh:3: {script[2]}: all NICs of a building are the same, in both directions"
+    ]
     spec, notes = imported(tmp_path, lab, script[2])
     assert [one.nic and one.nic.rate_bps for one in spec.buildings.values()] == [50e3]
-    assert notes == [f"left out: netem.sh:1: {script[2]}: jitter, loss and corruption, for a card has none"]
+    assert notes == [f"left out: netem.sh:1: {script[2]}: jitter, loss and corruption: a NIC has none"]
 
 
 # --- every key

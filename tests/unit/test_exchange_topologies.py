@@ -26,7 +26,7 @@ from testbed.show.exchange import (
     parse_hosts,
 )
 from testbed.show.exchange.graph_attributes import great_circle_km
-from testbed.show.exchange.topology_export import routed
+from testbed.show.exchange.topology_export import build_routed_network
 from testbed.spec.errors import ConfigError
 from testbed.spec.topology import TopologySpec, load_topology
 
@@ -106,7 +106,7 @@ def test_a_network_of_the_topology_zoo_becomes_buildings_and_links(tmp_path: Pat
     assert found == wanted
     assert notes == [
         "left out: 1 link from a node to itself: San Francisco Bay",
-        "left out: nodes that no link joins to the largest part: 1st Street",
+        "left out: nodes without a link to the largest part: 1st Street",
     ]
 
 
@@ -158,7 +158,7 @@ def test_hosts_given_by_name_leave_the_others_as_transit_sites(tmp_path: Path) -
     made, notes = import_topology(tmp_path / "Tiny.graphml", ImportDefaults(delay_s=0.03))
     assert [one["hosts"] for one in yaml.safe_load(made)["buildings"].values()] == [0, 0, 0, 2]
     without = "sanfrancisco, sanfrancisx2, newyork"
-    assert f"assumed: no hosts in {without}, of which the file says nothing; --hosts says it" in notes
+    assert f"assumed: no hosts in {without}, since the file does not say; set them with --hosts" in notes
 
 
 def test_hosts_given_by_name_count_more_than_the_files_own(tmp_path: Path) -> None:
@@ -281,7 +281,7 @@ def test_a_lab_of_somebody_else_becomes_buildings_and_links(tmp_path: Path) -> N
 @pytest.mark.parametrize("name", ["three-buildings", "ring-of-four", "two-buildings-4-planes", "backbone"])
 def test_every_host_finds_every_other_one_by_its_routes(name: str) -> None:
     """Followed hop by hop through the commands, as kernels would: by the longest prefix."""
-    made = routed(load_topology(SHIPPED / f"{name}.yaml"), 1.0)
+    made = build_routed_network(load_topology(SHIPPED / f"{name}.yaml"), 1.0)
     ends = {
         (port.node, port.number): (other.node, other.number)
         for cable in made.cables

@@ -32,14 +32,14 @@ from testbed.prediction.search import (
     SearchProgress,
     evaluate,
     evaluate_tail_s,
-    searched,
+    search_space_of,
 )
-from testbed.prediction.search.evaluation import short
+from testbed.prediction.search.evaluation import short_name
 from testbed.prediction.search.search import RankedConfiguration
-from testbed.prediction.search.space import Space, chosen_by, own_values
+from testbed.prediction.search.space import Space, own_values, tuned_space
 from testbed.prediction.step_flops import step_work
 from testbed.prediction.step_prediction import predict_step
-from testbed.show.report.exploration_findings import paired
+from testbed.show.report.exploration_findings import pair_rows
 from testbed.spec.catalogue import baselines
 from testbed.spec.errors import ConfigError
 from testbed.spec.scale import Scale
@@ -122,7 +122,7 @@ def test_a_baseline_is_tuned_in_what_it_chooses_and_in_nothing_else(tmp_path: Pa
     found = Search(scenario).run()
     tuned = {result.name: result for result in found.baselines if result.tuned}
     for name, entry in baselines().items():
-        own = chosen_by(entry, space)
+        own = tuned_space(entry, space)
         assert "policy" not in own.values
         assert "workload.schedule.chunks" not in own.values
         every = [evaluate(scenario, one) for one in own]
@@ -133,7 +133,7 @@ def test_a_baseline_is_tuned_in_what_it_chooses_and_in_nothing_else(tmp_path: Pa
     given = {result.name: result for result in found.baselines if not result.tuned}
     assert all(tuned[name].tried.step_time_s <= given[name].tried.step_time_s for name in given)
     assert tuned["production"].tried.step_time_s < given["production"].tried.step_time_s
-    own = chosen_by(baselines()["crosspipe"], space)
+    own = tuned_space(baselines()["crosspipe"], space)
     assert own.values["workload.schedule.name"] == ["CrossUDSub", "CrossUD", "CrossWave"]
     assert own.base == {"workload.parallelism.placement": "crosspipe", "policy": "ecmp"}
 
@@ -143,7 +143,7 @@ def test_without_a_space_all_is_searched_with_the_scenarios_own_values_among_it(
     file = tmp_path / "whole.yaml"
     file.write_text(yaml.safe_dump(document))
     scenario = load_scenario(file)
-    space = searched(scenario, "whole").space
+    space = search_space_of(scenario, "whole").space
     unsaid = space.keys() - own_values(scenario, space).keys()  # of these "ring" is what it is unless said
     assert {path.rpartition(".")[2] for path in unsaid} == {"data_parallel_shard", "tensor_parallel"}
     for path, values in space.items():
@@ -155,7 +155,7 @@ def test_without_a_space_all_is_searched_with_the_scenarios_own_values_among_it(
     assert found.best.tried.step_time_s <= found.random.tried.step_time_s
     assert found.tried < 400
     own = load_scenario(written(tmp_path, whole=True))
-    mixed = searched(own, "own").space
+    mixed = search_space_of(own, "own").space
     assert mixed.keys() == space.keys()
     assert mixed["workload.parallelism.placement"] == ("production", "crosspipe")
 
@@ -174,7 +174,7 @@ def test_a_process_that_was_killed_is_told_in_words(tmp_path: Path) -> None:
                     child.kill()
 
     search = Search(load_scenario(written(tmp_path, space=space)), found=kill, engine=Processes(2))
-    with pytest.raises(WorkStopped, match="was killed, by somebody or for want of memory"):
+    with pytest.raises(WorkStopped, match="was killed, perhaps for lack of memory"):
         search.run()
 
 
@@ -274,7 +274,7 @@ def test_tails_are_told_of_what_is_shown_where_packets_are_lost(tmp_path: Path) 
     small = ["workload.model.dim=128", "workload.model.ffn_dim=256", "workload.sequence_length=512"]
     lost = load_scenario(file, ["topology.wan.0.loss=0.5 %", *small])
     document = explore(lost, str(file), tmp_path / "explored", lambda standing: None, Processes()).document
-    for row in paired([{**row, "measured": None} for row in document["compared"]]):
+    for row in pair_rows([{**row, "measured": None} for row in document["compared"]]):
         assert row["tail_s"] > row["step_time_s"]
     best = next(row for row in document["compared"] if row["kind"] == "best")
     one = Configuration(best["changes"]), Evaluation(best["step_time_s"], None, 0, None)
@@ -365,7 +365,7 @@ def test_the_first_that_fits_the_bound_and_screening_are_told(tmp_path: Path) ->
     assert first.first[0].changes["workload.parallelism.placement"] == "production"
     assert first.best is None
     assert best.first == first.first
-    least = "no less than 33.61 ms by computing alone"
+    least = "at least 33.61 ms for compute alone"
     assert first.best_words == least
     assert best.best_words == f"best so far {time_text(found.best.tried.step_time_s)} ({least})"
     assert first.first_words.startswith("placement production, ")
@@ -381,8 +381,8 @@ def test_the_command_tells_the_first_that_fits_on_one_line_without_a_terminal(tm
     ran = CliRunner().invoke(app, ["explore", str(written(tmp_path)), "-o", str(tmp_path / "explored")])
     (line,) = (line for line in ran.stderr.splitlines() if line.startswith("first feasible one"))
     assert re.fullmatch(
-        r"first feasible one after [\d.,]+ m?s: placement production, .*, [\d.]+ ms a step "
-        r"\(no less than [\d.]+ ms by computing alone\)",
+        r"first that fits after [\d.,]+ m?s: placement production, .*, [\d.]+ ms a step "
+        r"\(at least [\d.]+ ms for compute alone\)",
         line,
     )
     assert "first feasible one" not in ran.stdout
@@ -504,11 +504,11 @@ def test_no_two_paths_have_the_same_short_name(tmp_path: Path) -> None:
     """Classes of distance have the same settings, degrees and collectives go over the same dimensions."""
     file = tmp_path / "whole.yaml"
     file.write_text(yaml.safe_dump({**SCENARIO, "explore": {}}))
-    space = searched(load_scenario(file), "whole").space
+    space = search_space_of(load_scenario(file), "whole").space
     assert "transport.stripes.same_region.connections" in space
     paths = [*space, "workload.algorithms", "workload.algorithms.dp", "topology.wan.0.delay"]
     paths += ["topology.wan.1.delay", "workload.parallelism.collectives"]
-    names = [short(path) for path in paths]
+    names = [short_name(path) for path in paths]
     assert sorted(names) == sorted(set(names))
     changes = {
         "transport.stripes.same_region.connections": 4,
@@ -690,8 +690,8 @@ def test_what_confirmed_an_exploration_is_taken_up_and_shown(tmp_path: Path) -> 
     (folder / "confirmed/scenario.yaml").write_text((folder / "confirm.yaml").read_text())
     (folder / "confirmed/summary.json").write_text(json.dumps(confirmed))
     ran = CliRunner().invoke(app, ["explore", file, "-o", str(folder), "--confirm"])
-    assert "Model error: median 2.0%, worst 2.0%; Kendall's tau" in ran.stdout
-    assert "Nothing of it was measured" not in ran.stdout
+    assert "The model was 2.0% off in the median, 2.0% at the worst; Kendall's tau" in ran.stdout
+    assert "Nothing was measured" not in ran.stdout
     first, second = (line for line in ran.stdout.splitlines() if line.startswith("The best: "))
     assert "a step by the model" in first
     assert "a step by the model" not in second  # measured

@@ -72,7 +72,7 @@ def test_what_the_model_does_not_tell_from_the_best_is_to_be_confirmed(tmp_path:
     command = f"testbed explore {folder}/scenario.yaml -o {folder} --confirm"
     assert document["confirm"] == command
     assert f"`{command}`" in ran.stdout
-    assert "At such points (clean networks, training) the model was 0.6 % off" in ran.stdout
+    assert "At points like this one (clean networks, training) the model was 0.6 % off" in ran.stdout
     again = CliRunner().invoke(app, [*command.split()[1:-1]])  # goes on in that folder
     assert again.exit_code == 0, again.output
     page = (folder / "exploration.html").read_text()

@@ -26,17 +26,17 @@ from tests.unit.report_run import BUCKETS, SyntheticRun
 def test_a_growing_file_is_read_by_whole_lines(tmp_path: Path) -> None:
     path = tmp_path / "some.jsonl"
     tail = JsonlTail(path)
-    assert tail.new() == []
+    assert tail.read_new() == []
     path.write_text('{"a": 1}\n{"a": 2')
-    assert tail.new() == [{"a": 1}]
-    assert tail.new() == []
+    assert tail.read_new() == [{"a": 1}]
+    assert tail.read_new() == []
     with path.open("a") as file:
         file.write('}\n{"b": 3}\n')
-    assert tail.new() == [{"a": 2}, {"b": 3}]
-    assert JsonlTail(path, b'"b"').new() == [{"b": 3}]
+    assert tail.read_new() == [{"a": 2}, {"b": 3}]
+    assert JsonlTail(path, b'"b"').read_new() == [{"b": 3}]
     with path.open("a") as file:
         file.write('{"a": \n{"a": 4}\n')  # cut where its writer was killed
-    assert tail.new() == [{"a": 4}]
+    assert tail.read_new() == [{"a": 4}]
 
 
 def test_a_run_is_followed_from_its_begin_to_its_end(tmp_path: Path) -> None:
@@ -44,14 +44,14 @@ def test_a_run_is_followed_from_its_begin_to_its_end(tmp_path: Path) -> None:
     run.begin()
     following = RunFollower(run.folder)
     view = following.view
-    following.look()
+    following.update()
     assert (view.state, view.name, view.phases) == (RUNNING, "quickstart", ["starting 8 ranks"])
     assert view.network is not None
     assert [building["name"] for building in view.network["buildings"]] == ["east", "west"]
     assert view.network["links"][0]["rate_bps"] == pytest.approx(285.7e9)
     known = view.known()
     run.step()
-    following.look()
+    following.update()
     assert view.known() != known
     news = view.since(known)
     assert news["phases"] == []
@@ -64,7 +64,7 @@ def test_a_run_is_followed_from_its_begin_to_its_end(tmp_path: Path) -> None:
     whole = len(view.readings[0].times_s)
     run.step()
     run.event()
-    following.look()
+    following.update()
     assert len(view.since(view.known())["steps"]) == 0
     assert len(view.steps) == 2
     assert view.since({"readings": [whole]})["readings"][0]["times_s"][0] > step.end_s - 0.2
@@ -72,7 +72,7 @@ def test_a_run_is_followed_from_its_begin_to_its_end(tmp_path: Path) -> None:
         (1.0, "link_down east-west-0 begins")
     ]
     run.finish()
-    following.look()
+    following.update()
     assert view.state == FINISHED
 
 
@@ -84,10 +84,10 @@ def test_steps_wait_for_their_last_rank(tmp_path: Path) -> None:
     words = late.read_text()
     late.write_text("")
     following = RunFollower(run.folder)
-    following.look()
+    following.update()
     assert following.view.steps == []
     late.write_text(words)
-    following.look()
+    following.update()
     assert len(following.view.steps) == 1
 
 
@@ -96,7 +96,7 @@ def test_what_links_carry_is_a_share_of_their_rate(tmp_path: Path) -> None:
     run.begin()
     run.step()
     following = RunFollower(run.folder)
-    following.look()
+    following.update()
     readings, step = following.view.readings[0], following.view.steps[0]
     each_s = 0.1
     carried = 8 * run.like._link_bytes("ring")
@@ -116,7 +116,7 @@ def test_parts_that_were_done_before_anybody_looked_are_whole(tmp_path: Path) ->
     (run.part / "live.jsonl").unlink()
     (run.part / "shard.json").write_text(json.dumps({"manifest": run.manifest}))
     following = RunFollower(run.folder)
-    following.look()
+    following.update()
     over = FinishedRun(run.source)
     assert following.view.network == over.view.network
     assert following.view.steps == over.view.steps
@@ -134,7 +134,7 @@ def test_a_step_that_a_lost_rank_never_ends_is_shown_when_others_went_on(tmp_pat
     for expected in (0, 0, 1, 2):
         run.step()
         lost.unlink()
-        following.look()
+        following.update()
         assert len(following.view.steps) == expected
 
 
@@ -142,9 +142,9 @@ def test_a_run_that_fails_says_why(tmp_path: Path) -> None:
     run = LiveRun(tmp_path / "run")
     run.begin()
     following = RunFollower(run.folder)
-    following.look()
+    following.update()
     run.fail("rank 3 on east4: gone")
-    following.look()
+    following.update()
     assert (following.view.state, following.view.words) == (FAILED, "rank 3 on east4: gone")
 
 
@@ -154,7 +154,7 @@ def test_what_went_on_and_what_is_over_look_alike(tmp_path: Path) -> None:
     for _ in range(10):
         run.step()
     following = RunFollower(run.folder)
-    following.look()
+    following.update()
     went = following.view
     there = timeline(following.files(0), 3, following.scale, following.offset_s(0))
     run.finish()
@@ -226,7 +226,7 @@ def test_news_begin_with_all_and_end_with_the_run(tmp_path: Path) -> None:
     run = LiveRun(tmp_path / "run")
     run.begin()
     with LivePage(run.folder) as page:
-        news = page.news()
+        news = page.updates()
         assert next(news) == {"all": page.document()}
         assert next(news) is None
         run.step()
@@ -241,7 +241,7 @@ def test_news_begin_with_all_and_end_with_the_run(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="expected a run's folder, or that of one that goes on"):
+    with pytest.raises(BadInput, match="expected the folder of a finished or running run"):
         LivePage(tmp_path)
     page = LivePage(tmp_path / "to-come", expected=True)
     with page:

@@ -116,12 +116,14 @@ def test_the_transport_deals_out_alike(outstanding: int) -> None:
     carried: list[list[float]] = [[], [], []]
     waiting: list[tuple[int, int, Any]] = []
 
-    def flow(channel: int, part: Part, turn: int | None, taken: Event, come: Any, acknowledged: Any) -> None:
+    def send_part(
+        channel: int, part: Part, turn: int | None, accepted: Event, on_arrival: Any, on_ack: Any
+    ) -> None:
         carried[channel].append(part.size_bytes)
         if part.size_bytes > settings.fast_bytes:  # others are not counted
-            waiting.append((channel, part.segments, acknowledged))
+            waiting.append((channel, part.segments, on_ack))
 
-    dealer = Striper(settings, 3, lambda: None, flow)
+    dealer = Striper(settings, 3, lambda: None, send_part)
     for size in sizes:
         dealer.send(size, Event(), lambda: None)
     while waiting:

@@ -75,7 +75,7 @@ def test_a_loss_that_three_packets_tell_of_costs_a_round_trip_and_half_the_windo
     sender.send(60 * PAYLOAD, Event(), lambda: None, lambda: there.append(path.clock.now_s))
     path.clock.run()
     clean_s = Path(0.05).took_s(60)
-    assert sender.again == 1
+    assert sender.retransmitted == 1
     assert 0 <= there[0] - clean_s < 2 * 2 * 0.05 + 0.01
     # 40 at most were under way
     assert sender.window < 35
@@ -86,7 +86,7 @@ def test_a_last_packets_loss_is_mended_by_a_probe() -> None:
     path = Path(0.05, loss=0.5, draw=Never(9))
     took_s = path.took_s(10)
     clean_s = Path(0.05).took_s(10)
-    assert path.again == 1
+    assert path.retransmitted == 1
     assert 2 * 0.1 + 0.2 <= took_s - clean_s <= 2 * 0.1 + 0.2 + 9 * KERNEL_TICK_S
 
 
@@ -94,7 +94,7 @@ def test_a_last_packets_loss_is_mended_by_a_probe() -> None:
 def test_a_first_window_that_is_lost_waits_for_the_least_timeout(growth: type[Growth] | None) -> None:
     path = Path(0.01, loss=0.5, draw=Never(*range(10)))
     took_s = path.took_s(10, growth)
-    assert path.again >= 10
+    assert path.retransmitted >= 10
     # nothing was heard of data, so that no probe is sent; Linux' least timeout, and packet by packet from then on
     assert 0.2 <= took_s < 0.2 + 6 * 0.02 + 2 * KERNEL_TICK_S
 
@@ -158,11 +158,11 @@ def test_an_acknowledgement_of_one_packet_waits_for_the_next_one_or_40_ms() -> N
         sender.send(packets * PAYLOAD, Event(), lambda: None, lambda: None)
 
     for number in range(16):
-        path.clock.at(0.01 * number, partial(send, 1))
+        path.clock.call_at(0.01 * number, partial(send, 1))
     for at_s, packets in ((0.3, 2), (0.32, 2), (0.33, 2), (0.4, 1)):
-        path.clock.at(at_s, partial(send, packets))
+        path.clock.call_at(at_s, partial(send, packets))
     for at_s in (0.29, 0.35, 0.44, 0.443):
-        path.clock.at(at_s, lambda: sent.append(path.back_line.sent))
+        path.clock.call_at(at_s, lambda: sent.append(path.back_line.sent))
     path.clock.run()
     assert sent == [16, 19, 19, 20]
 
@@ -175,7 +175,7 @@ def test_bytes_are_there_once_and_in_order_whatever_is_lost() -> None:
         sender.send((number % 7 + 0.3) * PAYLOAD, Event(), lambda: None, partial(come.append, number))
     path.clock.run()
     assert come == list(range(50))
-    assert sender.again >= path.line.lost + path.line.dropped > 0
+    assert sender.retransmitted >= path.line.lost + path.line.dropped > 0
 
 
 def test_two_that_share_a_link_come_to_halves() -> None:
@@ -285,7 +285,7 @@ def test_acknowledgements_of_one_gap_go_together_after_the_first_ones() -> None:
     sender = path.sender()
     sender.send(140 * PAYLOAD, Event(), lambda: None, lambda: None)
     path.clock.run()
-    assert sender.again == 1
+    assert sender.retransmitted == 1
     assert path.back_line.sent < 140 / 2 + 16
 
 
@@ -301,6 +301,6 @@ def test_a_timeout_for_what_was_only_late_is_undone(growth: type[Growth]) -> Non
         path.line.take(begun_s, FRAME)
     sender.send(40 * PAYLOAD, Event(), lambda: None, lambda: there.append(path.clock.now_s - begun_s))
     path.clock.run()
-    assert sender.again > 0  # it did time out
+    assert sender.retransmitted > 0  # it did time out
     assert sender.window >= window
     assert there[0] == pytest.approx(others_s + 0.01 + 40 * PACKET_S, abs=4 * PACKET_S)

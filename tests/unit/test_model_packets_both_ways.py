@@ -101,27 +101,27 @@ def test_what_is_sent_again_beside_word_of_gaps_goes_in_two_packets() -> None:
     # Seen on packets: 8,948 bytes are sent again as 8,920 and 28, as 8,928 and 20, as 8,936 and 12
     both = BothWays(losses=(Never(60, 80), Never(60, 80)))
     sizes: list[int] = []
-    board = both.senders[0]._board
-    fly = board.fly
+    scoreboard = both.senders[0]._scoreboard
+    fly = scoreboard.retransmit
 
     def flown(packet: Packet, now_s: float) -> None:
         sizes.append(packet.size_bytes)
         fly(packet, now_s)
 
-    board.fly = flown  # type: ignore[method-assign]
+    scoreboard.retransmit = flown  # type: ignore[method-assign]
     both.frames(200)
     assert sizes
     assert set(sizes) <= {PAYLOAD} | {
         size for blocks in (1, 2, 3) for size in (PAYLOAD - 4 - 8 * blocks, 4 + 8 * blocks)
     }
-    assert both.senders[0].again > 2
+    assert both.senders[0].retransmitted > 2
 
 
 def test_a_connection_that_sends_one_way_sends_again_what_it_has_sent() -> None:
     both = BothWays(losses=(Never(60, 80), None))
     both.send(0, 200)
     both.clock.run()
-    assert both.senders[0].again == 2
+    assert both.senders[0].retransmitted == 2
 
 
 def test_losses_that_a_timer_tells_bbr_of_leave_its_window() -> None:
@@ -139,7 +139,7 @@ def test_losses_that_a_timer_tells_bbr_of_leave_its_window() -> None:
     sender._stop_waiting = stopped  # type: ignore[method-assign]
     both.send(0, 200)
     both.clock.run()
-    assert both.senders[0].again == 20
+    assert both.senders[0].retransmitted == 20
     assert windows[0] == 1.0
 
 
@@ -149,7 +149,7 @@ def test_a_policed_rate_is_that_of_two_intervals_that_are_alike() -> None:
     used = []
     for _ in range(70):
         delivered, now_s = delivered + 20, now_s + 0.01
-        over = policed.heard(delivered, now_s, 7, begins=True, limited=False)
+        over = policed.update(delivered, now_s, 7, is_round_start=True, is_app_limited=False)
         used.append(policed.rate)
         if over:
             break
@@ -160,9 +160,11 @@ def test_a_policed_rate_is_that_of_two_intervals_that_are_alike() -> None:
     assert used[-1] == 0.0
 
 
-@pytest.mark.parametrize(("lost", "limited"), [(2, False), (7, True)])
-def test_few_losses_or_too_little_to_send_say_nothing_of_policers(lost: int, limited: bool) -> None:
+@pytest.mark.parametrize(("lost", "is_app_limited"), [(2, False), (7, True)])
+def test_few_losses_or_too_little_to_send_say_nothing_of_policers(lost: int, is_app_limited: bool) -> None:
     policed = PolicerDetector()
     for round_trip in range(1, 60):
-        policed.heard(20 * round_trip, 0.01 * round_trip, lost, begins=True, limited=limited)
+        policed.update(
+            20 * round_trip, 0.01 * round_trip, lost, is_round_start=True, is_app_limited=is_app_limited
+        )
         assert policed.rate == 0.0

@@ -60,8 +60,8 @@ class Arrivals:
 def test_an_urgent_packet_passes_those_that_wait_but_not_the_one_on_the_wire() -> None:
     own = Arrivals(classed(delay_s=0.003))
     for number in range(4):
-        own.clock.at(0.0, partial(own.come, number, REST))
-    own.clock.at(0.1 * PACKET_S, partial(own.come, 4, FIRST))
+        own.clock.call_at(0.0, partial(own.come, number, REST))
+    own.clock.call_at(0.1 * PACKET_S, partial(own.come, 4, FIRST))
     own.clock.run()
     assert [number for number, _ in own.left] == [0, 4, 1, 2, 3]
     assert [there_s for _, there_s in own.left] == [
@@ -94,7 +94,7 @@ def test_a_limit_holds_while_others_go_by() -> None:
     for number in range(100):
         own.come(number, 0)
     for number in range(100, 200):
-        own.clock.at((number - 100) * 1.5 * PACKET_S, partial(own.come, number, 1))
+        own.clock.call_at((number - 100) * 1.5 * PACKET_S, partial(own.come, number, 1))
     own.clock.run()
     slow_s = [there_s for number, there_s in own.left if number < 100 and there_s is not None]
     fast = [(number, there_s) for number, there_s in own.left if number >= 100 and there_s is not None]
@@ -129,7 +129,7 @@ def test_waits_by_priority_are_cobhams() -> None:
     while len(came_s) < 60_000:
         now_s += draw.expovariate(sum(loads) / PACKET_S)
         queue = FIRST if draw.random() < loads[0] / sum(loads) else REST
-        own.clock.at(now_s, partial(own.come, len(came_s), queue))
+        own.clock.call_at(now_s, partial(own.come, len(came_s), queue))
         came_s.append((queue, now_s))
     own.clock.run()
     waits_s: list[list[float]] = [[], []]
@@ -157,7 +157,7 @@ def test_a_class_alone_has_the_line_as_if_there_were_no_classes(loss: float) -> 
         for packets in (40, 300):
             sender.send(packets * PAYLOAD, Event(), lambda: None, lambda: come.append(clock.now_s))
         clock.run()
-        assert sender.again > 0  # the queue is short
+        assert sender.retransmitted > 0  # the queue is short
         return come
 
     alone = took_s(Place(ClassfulLinkQueue(hop, Random(2), FRAME), REST), Clock())

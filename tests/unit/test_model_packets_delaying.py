@@ -33,7 +33,7 @@ class End:
     def come(self, at_s: float, *sizes: int) -> None:
         """One after the other."""
         for place, size in enumerate(sizes):
-            self.clock.at(at_s + place * STEP_S, lambda size=size: self._take(size))  # type: ignore[misc]
+            self.clock.call_at(at_s + place * STEP_S, lambda size=size: self._take(size))  # type: ignore[misc]
 
     def _take(self, size: int) -> None:
         packet = Packet(self._next, size)
@@ -45,13 +45,13 @@ class End:
     def answer(self, at_s: float) -> None:
         """Data goes the other way."""
 
-        def tell() -> None:
-            news = bool(self.receiver.news)
-            self.receiver.tell(None)
+        def piggyback_ack() -> None:
+            news = bool(self.receiver.unreported)
+            self.receiver.piggyback_ack(None)
             if news:
                 self.told.append(self.receiver.next)
 
-        self.clock.at(at_s, tell)
+        self.clock.call_at(at_s, piggyback_ack)
 
     def each(self) -> str:
         """Of each packet, whether it was the last one that an acknowledgement told of: 1 or 0."""
@@ -86,7 +86,7 @@ def test_a_short_packet_waits_for_an_answer_and_the_next_ones_do_not() -> None:
     # the answer has not come in time: nobody counts on one any more (`inet_csk_exit_pingpong_mode`)
     end = End(answers=True)
     end.come(0.0, SHORT)
-    end.clock.at(0.02, lambda: end.told.append(-1))
+    end.clock.call_at(0.02, lambda: end.told.append(-1))
     end.come(0.1, *[FULL] * 4)
     assert end.each() == "11111"
     assert end.told[:2] == [-1, SHORT]
@@ -95,7 +95,7 @@ def test_a_short_packet_waits_for_an_answer_and_the_next_ones_do_not() -> None:
 def test_a_short_packet_behind_a_full_one_is_more_than_may_wait() -> None:
     end = End(answers=True)
     end.come(0.0, FULL, SHORT, FULL, SHORT, SHORT)
-    end.clock.at(0.03, lambda: end.told.append(-1))
+    end.clock.call_at(0.03, lambda: end.told.append(-1))
     assert end.each() == "01011"
     assert end.told[-1] > 0 > end.told[-2]  # the last one waited
 
@@ -120,7 +120,7 @@ def test_a_packet_that_comes_twice_has_the_next_ones_acknowledged_each() -> None
     end = End(answers=True)
     end.come(0.0, *[FULL] * 4)
     first = Packet(0, FULL)
-    first.there, first.short = True, False
-    end.clock.at(0.01, lambda: end.receiver.take(first))
+    first.has_arrived, first.short = True, False
+    end.clock.call_at(0.01, lambda: end.receiver.take(first))
     end.come(0.02, *[FULL] * 4)
     assert end.each() == "01011111"

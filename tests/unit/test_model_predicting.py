@@ -180,7 +180,7 @@ def test_99_of_100_steps_that_are_drawn_are_within_the_tail(tmp_path: Path) -> N
     step = prepare_step(job, "direct", Calibration({}), TAIL_NETWORKS, packets=0)
     step_s = step.play().step_time_s
     tail_s = predict_tail_s(job, "direct", step_s, Calibration({}))
-    drawn_s = step.in_a_row(TAIL_NETWORKS, TAIL_STEPS)
+    drawn_s = step.step_times(TAIL_NETWORKS, TAIL_STEPS)
     assert len(drawn_s) == 100
     assert tail_s is not None
     assert sum(took_s > tail_s for took_s in drawn_s) == 1
@@ -355,7 +355,7 @@ def test_windows_that_the_first_step_opens_stay_open_in_the_steps_that_are_told(
         },
     }
     step = prepare_step(job_of(load_scenario({**FAR, **four}), Scale()), "hierarchical")
-    assert replace(step, before=step.before._replace(told=1)).play().step_time_s > 0.02
+    assert replace(step, before=step.before._replace(most_steps=1)).play().step_time_s > 0.02
     assert step.play().step_time_s == pytest.approx(0.01276, rel=0.01)
 
 

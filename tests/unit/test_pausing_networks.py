@@ -18,8 +18,8 @@ from testbed.net.fabric.bridges import HOST_QUEUE_BYTES, cables
 from testbed.net.fabric.plan import make_plan
 from testbed.net.links.link_engine import DirectionStats, EngineStats, wire_from_json, wire_to_json
 from testbed.net.paths.buffer_checks import find_pause_cycle
-from testbed.show.exchange.topology_export import lost
-from testbed.show.report.shared_sections import pause_rows, pause_words
+from testbed.show.exchange.topology_export import list_losses
+from testbed.show.report.shared_sections import describe_pauses, pause_rows
 from testbed.spec.errors import ConfigError
 from testbed.spec.scale import Scale
 from testbed.spec.scenario import load_scenario
@@ -122,8 +122,8 @@ def test_every_tier_may_pause() -> None:
 
 def test_programs_that_pause_nobody_are_given_a_topology_with_a_word() -> None:
     spec, plain = (TopologySpec.model_validate(document) for document in (written(pause={}), written()))
-    assert list(lost(spec)) == ["switches that pause who sends to them: queues drop what they cannot hold"]
-    assert list(lost(plain)) == []
+    assert list(list_losses(spec)) == ["pause frames of switches: queues drop instead"]
+    assert list(list_losses(plain)) == []
 
 
 def ring(buildings: int, pause: bool = True) -> Topology:
@@ -229,10 +229,10 @@ def test_reports_name_who_stood_longest() -> None:
         for n in range(3)
     ]
     variant: Any = _Variant(*links)
-    assert pause_words(variant) == (
-        "ours: 3 pauses; the sender of east2-east-leaf, a to b stood longest, 20% of the time."
+    assert describe_pauses(variant) == (
+        "ours: 3 pauses; the sender of east2-east-leaf, a to b was paused longest, 20% of the time."
     )
-    assert pause_words(_Variant()) == ""  # type: ignore[arg-type]
+    assert describe_pauses(_Variant()) == ""  # type: ignore[arg-type]
     assert [row["link"] for row in pause_rows([variant])] == ["east2-east-leaf", "east1-east-leaf"]
 
 

@@ -6,7 +6,13 @@ from typing import Any
 
 import pytest
 
-from testbed.show.report.exploration_findings import Row, best_of, describe_findings, found_words, paired
+from testbed.show.report.exploration_findings import (
+    Row,
+    best_of,
+    describe_findings,
+    describe_results,
+    pair_rows,
+)
 from tests.unit.report_run import measured_variant
 
 BEST = {"workload.schedule.name": "ZBH1", "policy": "te"}
@@ -45,12 +51,12 @@ DOCUMENT: dict[str, Any] = {
 def test_it_tells_the_best_its_gains_what_is_worth_what_and_what_has_no_effect() -> None:
     assert describe_findings(DOCUMENT, ROWS) == [
         "The best: schedule ZBH1, policy te. 2 s a step by the model, 2,048 tokens/s, MFU 30 %, "
-        "no less than 1.5 s by computing alone.",
+        "at least 1.5 s for compute alone.",
         "That is 1.25x as fast as atlas tuned, the quickest baseline, 20 % less time (by the model).",
         "2.00x over production as given and 1.30x over production tuned.",
         "Alone, against production as given: network 1.25x and with degrees 1.60x.",
         "No effect on the best, by the model: wan_send_tokens false.",
-        "Nothing of it was measured yet; --confirm runs what is compared on the emulated network.",
+        "Nothing was measured yet; --confirm runs the compared configurations on the emulated network.",
     ]
 
 
@@ -89,10 +95,10 @@ def test_before_anything_is_measured_it_tells_how_far_off_the_model_was_and_what
     assert describe_findings(SURE, ROWS)[-4:] == [
         "No effect on the best, by the model: wan_send_tokens false: yours kept; congestion_control bbr: any other is "
         "as good.",
-        "At such points (clean networks, training) the model was 0.6 % off in the median of 70 that were measured, "
-        "8.9 % at the worst of 110; differences below 0.6 % are not told apart.",
-        "What gains less than that, alone: policy te (0.02 %), degrees (0.5 %). Kept only as the model has nothing "
-        "quicker.",
+        "At points like this one (clean networks, training) the model was 0.6 % off in the median of 70 that were "
+        "measured, 8.9 % at the worst of 110; it cannot distinguish differences below 0.6 %.",
+        "Each of these gains less than that alone: policy te (0.02 %), degrees (0.5 %). "
+        "Kept only because the model has nothing faster.",
         "To confirm next: the best and the first 1 of 2 within the model's error of it (policy ecmp, 2.004 s). "
         "`testbed explore runs/a/scenario.yaml -o runs/a --confirm` runs that on the emulated network.",
     ]
@@ -112,12 +118,12 @@ def test_errors_of_several_points_are_told_as_the_largest_and_a_best_without_equ
         "at most 13.8 % off in the median of each of 2 networks (20 that were measured), 8.9 % at" in said[-2]
     )
     assert said[-1].startswith(
-        "To confirm next: the best, as nothing else is within the model's error of it. `testbed"
+        "To confirm next: the best, since nothing else is within the model's error of it. `testbed"
     )
     unknown = describe_findings({**SURE, "model_errors": None}, ROWS)
     assert unknown[-1] == (
-        "Nothing of it was measured yet; `testbed explore runs/a/scenario.yaml -o runs/a --confirm` runs what is "
-        "compared on the emulated network."
+        "Nothing was measured yet; `testbed explore runs/a/scenario.yaml -o runs/a --confirm` runs the "
+        "compared configurations on the emulated network."
     )
 
 
@@ -125,7 +131,9 @@ def test_what_was_measured_says_no_more_of_other_points() -> None:
     some = [{**one, "measured": measured_variant(one["name"], one["step_time_s"])} for one in ROWS]
     said = describe_findings(SURE, some)
     assert said[-1] == "Measured on the emulated network."
-    assert not any(words in " ".join(said) for words in ("At such points", "To confirm next", "gains less"))
+    assert not any(
+        words in " ".join(said) for words in ("At points like this one", "To confirm next", "gains less")
+    )
 
 
 def test_a_baseline_that_is_quicker_is_told_as_such() -> None:
@@ -149,11 +157,11 @@ def test_what_was_measured_is_told_with_how_sure_it_is() -> None:
 
 
 def test_a_baseline_is_shown_once_as_tuned_with_as_given_beside_it() -> None:
-    shown = paired(ROWS)
+    shown = pair_rows(ROWS)
     assert [one["of"] for one in shown] == ["production", "atlas", "only network", "best 1"]
     assert [one["step_time_s"] for one in shown] == [2.6, 2.5, 2.5, 2.0]
     assert [one["as_given"]["step_time_s"] for one in shown[:-1]] == [4.0, 3.0, 3.2]
-    (alone,) = paired([row("baseline", "arnold", 3.0)])  # tuned it does not fit
+    (alone,) = pair_rows([row("baseline", "arnold", 3.0)])  # tuned it does not fit
     assert alone["as_given"] is not None
     assert alone["step_time_s"] == pytest.approx(3.0)
 
@@ -194,7 +202,7 @@ def test_the_best_and_its_gain_go_by_all_steps_stalls_included() -> None:
     rows = [stalls, steady, base]
     assert best_of(rows) is steady
     document = {**DOCUMENT, "work": None}
-    said = found_words(document, rows)
+    said = describe_results(document, rows)
     assert "2.00x as fast as" in said[1]
 
 

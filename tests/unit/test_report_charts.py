@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 from testbed.measure.results.records import COUNTERS, Sample
 from testbed.show.report.charts import (
     median_step,
+    step_spans,
     step_time_chart,
-    steps_of,
     time_split_chart,
     timeline_chart,
 )
 from testbed.show.report.run_data import LinkCounters, RunData, load_run
 from testbed.show.report.svg import Axis, padded_range, shorten
 from testbed.show.report.topology import load_class, topology_drawing
-from testbed.show.report.utilisation import LinkRates, used_between, utilisation_over_time_chart
+from testbed.show.report.utilisation import LinkRates, utilisation_between, utilisation_over_time_chart
 from tests.unit.report_run import Link, SyntheticRun, four_buildings, many_buildings, three_buildings
 
 Rectangle = tuple[float, float, float, float]
@@ -106,7 +106,7 @@ def test_median_step_is_the_one_in_the_middle() -> None:
         return Sample("ring", trial, 0, rank, "step", "step", start_s, end_s, 0.0)
 
     samples = [step(0, 0, 0.0, 3.0), step(1, 0, 10.0, 11.0), step(2, 0, 20.0, 21.5), step(2, 1, 19.5, 21.0)]
-    assert steps_of(samples)[2, 0] == (19.5, 21.5)
+    assert step_spans(samples)[2, 0] == (19.5, 21.5)
     assert median_step(samples) == (2, 0)
     assert median_step(samples[:3]) == (2, 0)
     assert median_step(samples[:2]) == (1, 0)
@@ -267,6 +267,6 @@ def test_use_along_a_run_is_of_the_rate_that_each_variant_has() -> None:
     assert [rates.at(time_s) for time_s in (0.0, 1.5, 2.6, 2.8, 4.0, 9.0)] == [100.0] * 3 + [800.0] * 3
     assert rates.text() == "100 bit/s to 800 bit/s"
     counters = LinkCounters([0.0, 1.0, 3.0, 4.0], [0.0, 10.0, 10.0, 60.0])
-    assert used_between(counters, rates) == [(0.0, 1.0, 0.8), (1.0, 3.0, 0.0), (3.0, 4.0, 0.5)]
+    assert utilisation_between(counters, rates) == [(0.0, 1.0, 0.8), (1.0, 3.0, 0.0), (3.0, 4.0, 0.5)]
     assert LinkRates([(0.0, 1.0, 8.0), (1.1, 2.0, 0.0)]).text() == "8 bit/s"
     assert LinkRates([]).at(1.0) == 0.0

@@ -68,7 +68,7 @@ def test_report_and_trace_lie_in_the_run_directory(quickstart: Path) -> None:
 def test_headline_has_every_variants_figures(quickstart: Path) -> None:
     summary = json.loads((quickstart / "summary.json").read_text())
     text = Page((quickstart / "report.html").read_text()).text
-    assert "a cut is seen after 10 ms, the controller reacts in 50 ms, 1 ms a rule" in text
+    assert "a link cut is detected after 10 ms, the controller reacts in 50 ms, 1 ms a rule" in text
     for variant in summary["variants"]:
         assert f"{variant['step_time_s']['median']:.3f} s" in text
         assert f"{variant['step_time_s']['p95']:.3f} s" in text

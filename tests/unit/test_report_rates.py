@@ -6,8 +6,8 @@ import pytest
 
 from testbed.measure.results.committed_work import compute_rates
 from testbed.prediction.step_flops import StepWork, step_work
-from testbed.show.report.pages import labelled
-from testbed.show.report.variant_text import rates_words, variant_words, work_words
+from testbed.show.report.pages import add_data_labels
+from testbed.show.report.variant_text import describe_rates, predicted_rates_text, rates_text
 from testbed.spec.scenario import load_scenario
 from tests.unit.report_run import SyntheticRun, measured_variant
 
@@ -28,7 +28,7 @@ def test_a_data_parallel_step_trains_on_each_ranks_sequences() -> None:
     # 6 operations of each token for each of 8.03 billion parameters but those of the embedding and of norms
     arithmetic = 6 * (8.030e9 - 128_256 * 4096 - 65 * 4096) * 8192
     assert rates.mfu == pytest.approx(arithmetic / 989e12 / 2, rel=1e-3)
-    assert rates_words(rates) == "32,770 tokens/s, 4 sequences/s, MFU 18.6 %"
+    assert rates_text(rates) == "32,770 tokens/s, 4 sequences/s, MFU 18.6 %"
     # the same model has the same MFU for the same rate, however it is spread
     parallel = "workload.parallelism={data_parallel_replicate_degree: 8}"
     spread = step_work(load_scenario(QUICKSTART, [parallel, "workload.schedule={microbatches: 1}"]))
@@ -58,8 +58,8 @@ def test_what_trains_no_model_has_no_rates() -> None:
     work = step_work(scenario.variant(scenario.variant_names[0]))
     assert work is None
     assert compute_rates(work, 1.0) is None
-    assert work_words("decode", work, 1.0) == ""
-    assert variant_words(measured_variant("ring", 1.0)) == ""
+    assert predicted_rates_text("decode", work, 1.0) == ""
+    assert describe_rates(measured_variant("ring", 1.0)) == ""
 
 
 def test_rates_of_an_untrusted_variant_are_not_told(tmp_path: Path) -> None:
@@ -67,20 +67,20 @@ def test_rates_of_an_untrusted_variant_are_not_told(tmp_path: Path) -> None:
 
     run = Result.open(SyntheticRun(statuses={"ring": "untrusted"}).write(tmp_path / "run"))
     ring, hierarchical = run.variants
-    assert variant_words(ring) == ""
-    assert "tokens/s" in variant_words(hierarchical)
+    assert describe_rates(ring) == ""
+    assert "tokens/s" in describe_rates(hierarchical)
 
 
 def test_cells_have_the_headings_of_their_columns() -> None:
     table = "<table><thead><tr><th>Variant</th><th>Step<br>time &amp; more</th></tr></thead><tbody>"
     table += "<tr><th>ring</th>\n<td class='x'>1 s</td></tr><tr><td colspan='2'>why</td></tr></tbody></table>"
     table += "<td>no</td>"
-    found = labelled(table)
+    found = add_data_labels(table)
     assert '<th data-label="Variant">ring</th>\n<td data-label="Step time &amp; more" class=' in found
     assert "<td colspan='2'>why" in found
     assert found.endswith("<td>no</td>")
     # it adds, whatever is there
-    assert labelled(found.replace(' data-label="Variant"', "")).count("data-label") == 3
+    assert add_data_labels(found.replace(' data-label="Variant"', "")).count("data-label") == 3
 
 
 @pytest.mark.parametrize("odd", ["\u2028", "\x85", "\x0c", "\r", "\n"])
@@ -91,6 +91,6 @@ def test_labels_are_in_their_cells_whatever_ends_a_line_elsewhere(odd: str) -> N
     page += (
         "<tr><td>z</td></tr></tbody></table>\n<table><tbody><tr><td>of no column</td></tr></tbody></table>"
     )
-    assert labelled(page) == page.replace("<td>x", '<td data-label="A">x').replace(
+    assert add_data_labels(page) == page.replace("<td>x", '<td data-label="A">x').replace(
         "<td>z", '<td data-label="A">z'
     )

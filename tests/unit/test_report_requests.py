@@ -9,13 +9,13 @@ from testbed.measure.results.result import Variant
 from testbed.measure.results.serving_result import Serving
 from testbed.show.report.serving import (
     curve_of,
+    describe_serving,
     latency_chart,
     load_chart,
     most_within,
     serving_rows,
-    serving_words,
 )
-from testbed.show.report.variant_text import comparisons, opening
+from testbed.show.report.variant_text import comparisons, opening_sentences
 from tests.unit.report_run import measured_variant
 
 PARTS = {"batching_s": 1e-4, "queue_s": 4e-4, "transfer_s": 2e-4, "compute_s": 3e-4}
@@ -44,17 +44,19 @@ def variants() -> list[dict[str, Any]]:
 
 
 def test_what_is_said_of_requests() -> None:
-    first, second = serving_words("direct-1000", Serving.model_validate(serving(1000, 1e-3)))
+    first, second = describe_serving("direct-1000", Serving.model_validate(serving(1000, 1e-3)))
     assert first == (
         "direct-1000: 1,000 requests/s, latency p50 500 us, p99 1 ms, p99.9 1.1 ms; 100 % within 2 ms."
     )
     assert "batching 100 us, queue 400 us, transfer 200 us, compute 300 us" in second
     assert "card east2 is full at 5,000 requests/s" in second
     tokens = serving(1.0, 1.0, first_token=serving(1, 0.2)["latency"], per_token=serving(1, 0.05)["latency"])
-    assert "first token p99 200 ms, 50 ms per token" in serving_words("a", Serving.model_validate(tokens))[0]
-    assert serving_words("training", None) == []
+    assert (
+        "first token p99 200 ms, 50 ms per token" in describe_serving("a", Serving.model_validate(tokens))[0]
+    )
+    assert describe_serving("training", None) == []
     full = Serving.model_validate(serving(8000, 1.0, answered_per_s=5000.0))
-    assert serving_words("a", full)[0].startswith(
+    assert describe_serving("a", full)[0].startswith(
         "a: 8,000 requests/s arrive, 5,000 are answered, latency p50"
     )
 
@@ -66,11 +68,11 @@ def test_variants_that_serve_are_compared_by_how_late_answers_are() -> None:
 
     near, far, busy = one("near", 1000, 1e-3), one("far", 1001, 5e-3), one("busy", 2000, 9e-3)
     assert comparisons([far, near, busy]) == ["near answers 99 % within 1 ms, far within 5 ms: 5.00x."]
-    assert opening([far, near])[:2] == [
+    assert opening_sentences([far, near])[:2] == [
         "far: 1,001 requests/s, latency p50 2.5 ms, p99 5 ms, p99.9 5.5 ms; 100 % within 2 ms.",
         "near: 1,000 requests/s, latency p50 500 us, p99 1 ms, p99.9 1.1 ms; 100 % within 2 ms.",
     ]
-    assert opening([near]) == opening([far, near])[1:2]
+    assert opening_sentences([near]) == opening_sentences([far, near])[1:2]
     assert comparisons([near, one("far", 1000, 5e-3, "untrusted")]) == [
         "near and far cannot be compared: far is untrusted."
     ]

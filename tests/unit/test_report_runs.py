@@ -58,7 +58,7 @@ def test_samples_that_differ_are_told_with_what_may_be_why(tmp_path: Path) -> No
     assert not found.identical
     assert found.suspects == ("python", "iproute2")
     told = CliRunner().invoke(app, ["compare", str(one), str(other)])
-    assert "The samples differ. Of what may change them, different: python, iproute2." in told.stdout
+    assert "The samples differ. Inputs that may have changed them: python, iproute2." in told.stdout
     document = json.loads(CliRunner().invoke(app, ["compare", str(one), str(other), "--json"]).stdout)
     assert (document["identical"], document["suspects"]) == (False, ["python", "iproute2"])
     without = SyntheticRun(trials=5).write(tmp_path / "without")
@@ -114,7 +114,7 @@ def test_equal_step_times_do_not_agree_where_less_was_done_in_them(tmp_path: Pat
     other = changed("other", workload="gpt2, sequences of 1024 tokens")
     assert compare_runs(whole, other).variants[0].speedup is None
     told = CliRunner().invoke(app, ["compare", str(whole), str(other)]).stdout
-    assert "ring: a step is not the same work: llama3-8b, sequences of 8192 tokens; gpt2, sequences" in told
+    assert "ring: the steps are different work: llama3-8b, sequences of 8192 tokens; gpt2, sequences" in told
     document = json.loads(CliRunner().invoke(app, ["compare", str(whole), str(lossy), "--json"]).stdout)
     assert [entry["speedup"] for entry in document["variants"]] == [pytest.approx(0.8), 1]
 

@@ -13,9 +13,9 @@ def test_the_note_says_lines_where_lines_are_drawn_whichever_axis_has_words() ->
     for axes in ([words, numbers], [numbers, words]):
         page = render_sweep(made(axes, steps))
         assert ' whisker"' in page
-        assert "Lines are the model" in page
+        assert "Lines are predictions" in page
     page = render_sweep(made([words], CROSSING))
-    assert "Small points are the model" in page
+    assert "Small points are predictions" in page
 
 
 def test_what_is_not_trusted_stands_before_what_is() -> None:

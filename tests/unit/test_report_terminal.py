@@ -8,7 +8,7 @@ from rich.console import Console
 
 from testbed.measure.results.result import Bytes, Result, Variant
 from testbed.show.report import print_summary
-from testbed.show.report.terminal import predicted_words
+from testbed.show.report.terminal import describe_prediction
 from testbed.show.report.variant_text import comparisons, deviation, speedup_interval
 from tests.unit.report_run import SyntheticRun, measured_variant
 
@@ -62,8 +62,8 @@ def test_predictions_of_many_variants_are_one_range() -> None:
         ]
 
     words = "The model's step times are -2.0 to +4.0 % off, +1.0 % in the median."
-    assert predicted_words(variants("trusted")) == words
-    assert predicted_words(variants("untrusted")) == ""
+    assert describe_prediction(variants("trusted")) == words
+    assert describe_prediction(variants("untrusted")) == ""
 
 
 def test_ascii_terminal_gets_ascii(tmp_path: Path) -> None:

@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 
 from testbed.comm.collectives import COLLECTIVES
 from testbed.measure.results.records import Sample, read_samples
-from testbed.show.report.run_data import communicates, load_run
+from testbed.show.report.run_data import is_communication, load_run
 from testbed.show.report.svg import pack_rows
 from testbed.show.report.trace import (
     COMPUTE_STREAM,
     FIRST_COMMUNICATION_STREAM,
     STEP_STREAM,
-    changes,
     counter_events,
     trace_events,
+    value_changes,
     write_trace,
 )
 from testbed.spec.scale import Scale
@@ -100,11 +100,11 @@ def test_operations_of_a_plan_have_their_streams_rows() -> None:
 
 def test_collectives_of_the_registry_and_of_files_are_communication(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(
-        map(communicates, (*COLLECTIVES, "/home/me/mine.py:neighbour_exchange", "send", "recv", TOKEN))
+        map(is_communication, (*COLLECTIVES, "/home/me/mine.py:neighbour_exchange", "send", "recv", TOKEN))
     )
-    assert not any(map(communicates, ("forward", "wait", "step", "installed_one")))
+    assert not any(map(is_communication, ("forward", "wait", "step", "installed_one")))
     monkeypatch.setitem(COLLECTIVES._known, "installed_one", COLLECTIVES["all_gather"])
-    assert communicates("installed_one")
+    assert is_communication("installed_one")
     events = trace_events([sample("/home/me/mine.py:neighbour_exchange", 0.0, 1.0)])
     (complete,) = (event for event in events if event["ph"] == "X")
     assert complete["name"] == complete["cat"] == "mine.py:neighbour_exchange"
@@ -136,9 +136,9 @@ def test_an_arrow_ends_in_what_began_after_its_send() -> None:
 
 def test_counters_hold_what_changes_during_the_steps() -> None:
     points = [(0.0, 0.0), (1.0, 5.0), (2.5, 5.0), (3.0, 6.0), (4.0, 6.0), (9.0, 7.0)]
-    assert changes(points, 2.0, 8.0) == [(2.0, 5.0), (3.0, 6.0)]
-    assert changes(points, 3.0, 9.0) == [(3.0, 6.0), (9.0, 7.0)]
-    assert changes([], 0.0, 1.0) == []
+    assert value_changes(points, 2.0, 8.0) == [(2.0, 5.0), (3.0, 6.0)]
+    assert value_changes(points, 3.0, 9.0) == [(3.0, 6.0), (9.0, 7.0)]
+    assert value_changes([], 0.0, 1.0) == []
 
 
 def test_links_have_processes_of_their_own_and_connections_their_ranks(tmp_path: Path) -> None:

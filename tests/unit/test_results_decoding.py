@@ -24,7 +24,7 @@ from testbed.net.paths import network_of
 from testbed.prediction.dry_run import dry_runs
 from testbed.prediction.simulation import simulate
 from testbed.prediction.timeline import Timeline
-from testbed.show.report.serving import decoding_rows, decoding_words
+from testbed.show.report.serving import decoding_rows, describe_decoding
 from testbed.spec.scale import Scale
 from testbed.spec.scenario import load_scenario
 from testbed.workload.job.job import Job, job_of
@@ -119,15 +119,15 @@ def test_control_is_what_cached_handles_save() -> None:
         Variant.model_construct(name=name, decoding=Decoding.model_validate(own))
         for name, own in both.items()
     ]
-    first, second = decoding_words(variants)
+    first, second = describe_decoding(variants)
     done = Work(steps=2, elapsed_s=0.5, tokens=1280, workload="decode")
     rated = variants[0].model_copy(update={"work": done})
-    assert decoding_words([rated])[0].startswith("exchange: 2,560 tokens/s, a token takes 1 ms, p99 2 ms")
+    assert describe_decoding([rated])[0].startswith("exchange: 2,560 tokens/s, a token takes 1 ms, p99 2 ms")
     assert first == (
         "exchange: a token takes 1 ms, p99 2 ms; dispatch and combine: control 50 %, put 12.5 %, wait 37.5 %."
     )
     assert "control 0 %" in second
-    assert "control" not in decoding_words(variants[:1])[0]
+    assert "control" not in describe_decoding(variants[:1])[0]
     rows = decoding_rows([{"name": name, "decoding": own} for name, own in both.items()])
     assert rows[0]["cells"] == pytest.approx([1e-4, 0.0, 0.0, 0.0, 4e-4, 1e-4, 3e-4])
 

@@ -11,7 +11,7 @@ from testbed.measure.results.committed_work import Work, committed_work, compute
 from testbed.measure.results.replication import Replication, replication_summary
 from testbed.measure.results.result import Variant
 from testbed.prediction.step_flops import StepWork, step_work
-from testbed.show.report.variant_text import comparisons, opening, variant_words
+from testbed.show.report.variant_text import comparisons, describe_rates, opening_sentences
 from testbed.spec.scale import Scale
 from testbed.spec.scenario import load_scenario
 from tests.unit.report_run import measured_variant
@@ -70,20 +70,20 @@ def test_tokens_are_those_of_commits_that_stand_over_all_the_time(lossy: list[Va
 
 
 def test_the_headline_says_which_work_in_which_time(lossy: list[Variant]) -> None:
-    assert opening(lossy) == [
+    assert opening_sentences(lossy) == [
         "ftar does 2.82x the work of restart in the same time: 181,100 against 64,290 tokens/s, stalls included."
     ]
-    words = variant_words(lossy[1])
+    words = describe_rates(lossy[1])
     assert words.startswith("ftar: 181,100 tokens/s, 22.11 sequences/s, MFU ")
     assert words.endswith(", over 7.961 s with all stalls, 16 of its steps without all replicas.")
-    assert "over 7.961 s with all stalls" in opening(lossy[1:])[0]
+    assert "over 7.961 s with all stalls" in opening_sentences(lossy[1:])[0]
 
 
 def test_without_a_model_whole_steps_are_what_was_done(lossy: list[Variant]) -> None:
     done = committed_work(QUICKSTART, None, [0.5] * 4, [replication(8.0, [(0, 3), (1, 2), (2, 2), (3, 2)])])
     one = lossy[0].model_copy(update={"rates": None, "work": done})
     words = "restart: 0.375 steps/s, over 8 s with all stalls, 3 of its steps without all replicas."
-    assert variant_words(one) == words
+    assert describe_rates(one) == words
 
 
 def test_replicas_count_by_their_sequences() -> None:
@@ -157,7 +157,7 @@ def test_steps_of_other_work_are_not_compared() -> None:
     ]
     assert comparisons(variants) == [
         "b is 1.50x faster than c (33.3 % less time).",
-        "Not compared, as a step is not the same work: a (all_reduce); b, c (all_gather).",
+        "Not compared, since their steps are different work: a (all_reduce); b, c (all_gather).",
     ]
 
 

@@ -20,7 +20,7 @@ from testbed.prediction.request_metrics import (
 )
 from testbed.prediction.step_prediction import predict_step
 from testbed.show.exchange import ImportDefaults, export_graphml, import_topology
-from testbed.show.exchange.topology_export import lost
+from testbed.show.exchange.topology_export import list_losses
 from testbed.spec.errors import ConfigError
 from testbed.spec.scale import Scale
 from testbed.spec.scenario import Scenario, load_scenario
@@ -403,4 +403,4 @@ def test_a_topology_with_nodes_goes_out_as_a_graph_and_comes_back(tmp_path: Path
     assert export_graphml(spec, file) == []
     text, _ = import_topology(file, ImportDefaults())
     assert load_topology(yaml.safe_load(text)) == spec
-    assert any("inference nodes" in words for words in lost(spec))
+    assert any("inference nodes" in words for words in list_losses(spec))

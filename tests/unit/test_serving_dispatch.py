@@ -21,8 +21,8 @@ from testbed.measure.results.serving_result import Serving
 from testbed.prediction.request_metrics import request_times, served_step, serving_figures
 from testbed.prediction.step_prediction import predict_step
 from testbed.prediction.timeline import Timeline
-from testbed.show.exchange.chakra import exported_job
-from testbed.show.report.serving import serving_words
+from testbed.show.exchange.chakra import load_job
+from testbed.show.report.serving import describe_serving
 from testbed.spec.errors import ConfigError
 from testbed.spec.scale import Scale
 from testbed.workload.dispatch import Dispatcher, Dispatching, DispatchLog, NoServerError, PieceKey
@@ -205,7 +205,7 @@ def test_what_is_decided_on_the_way_has_no_trace_beforehand(tmp_path: Path) -> N
     file = tmp_path / "scenario.yaml"
     file.write_text(job(dispatch="random").scenario.to_yaml())
     with pytest.raises(BadInput, match=r"workload.inference.dispatch: got on arrival, expected turns"):
-        exported_job(file)
+        load_job(file)
 
 
 def test_several_steps_are_refused() -> None:
@@ -312,6 +312,6 @@ def test_what_failed_is_said() -> None:
     _, figures = carried(serve=["east1", "east8"], entry="users1", rate=300, retry={"after": "1.5 ms"})
     found = Serving.model_validate({**figures, "predicted": None})
     assert found.outages[0].name.startswith("node east")
-    words = " ".join(serving_words("retry", found))
+    words = " ".join(describe_serving("retry", found))
     assert "requests sent again" in words
     assert "was given up at" in words

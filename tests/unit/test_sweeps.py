@@ -20,7 +20,7 @@ from testbed.measure.results.committed_work import Work
 from testbed.measure.results.run_directory import BadResult
 from testbed.measure.results.summary import median_interval
 from testbed.measure.results.sweep_result import COLUMNS, Measured, Sweep, SweepAxis, SweepFigure, SweepPoint
-from testbed.show.report.sweep import lacking, write_sweep
+from testbed.show.report.sweep import missing_libraries, write_sweep
 from testbed.show.report.sweep_findings import caption, describe_sweep
 from testbed.spec.errors import ConfigError
 from testbed.spec.scenario import Scenario, load_scenario
@@ -219,7 +219,7 @@ def test_what_the_model_cannot_tell_apart_is_equally_quick() -> None:
 def test_what_is_untrusted_is_the_quickest_of_nothing() -> None:
     verdicts = {(0,): "untrusted", (1,): "untrusted"}
     sentences = describe_sweep(made([parse_axis("a.delay=1ms..2ms:2")], CROSSING, verdicts))
-    assert sentences[0] == "No step time of it is to be used."
+    assert sentences[0] == "No step time of this sweep can be used."
     assert sentences[-1] == "Measured under the virtual clock at all 2 points: untrusted."
 
 
@@ -363,7 +363,7 @@ def test_the_command_prints_a_row_per_value_and_names_its_files(tmp_path: Path) 
     assert "WAN delay (ms)" in done.stdout
     assert [line.split()[0] for line in done.stdout.splitlines() if line.strip()[:1].isdigit()] == ["1", "5"]
     assert str(tmp_path / "out" / "sweep.html") in done.stderr
-    assert [words for words in lacking() if words not in done.stderr] == []
+    assert [words for words in missing_libraries() if words not in done.stderr] == []
     document = json.loads(CliRunner().invoke(app, [*command, "--json"]).stdout)
     assert document["points"][0]["figures"][0]["variant"] == "ring"
 
@@ -444,8 +444,8 @@ def test_unequal_steps_are_held_against_each_other_by_their_tokens_and_others_no
         "Behind it a 1,000 tokens/s (2.00x).",
     ]
     assert told({"a": "one", "b": "other"}, {"a": 1, "b": 1}, {"a": 1.0, "b": 2.0})[0] == (
-        "A step takes 1 s with a, 2 s with b; they are not the same work, and so not compared."
+        "A step takes 1 s with a, 2 s with b; they are different work, so not compared."
     )
     assert told({"1": "one", "4": "other"}, {"1": 1, "4": 1}, {"1": 1.0, "4": 2.0})[0] == (
-        "A step takes 1 s at 1, 2 s at 4 (2.00x), which is not the same work."
+        "A step takes 1 s at 1, 2 s at 4 (2.00x), for different work."
     )

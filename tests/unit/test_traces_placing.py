@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from testbed.cli.main import app
 from testbed.prediction.dry_run import dry_runs
-from testbed.show.exchange import export_chakra, exported_job
+from testbed.show.exchange import export_chakra, load_job
 from testbed.spec.buildings import Host
 from testbed.spec.errors import ConfigError
 from testbed.spec.scale import UNSCALED
@@ -211,7 +211,7 @@ def test_words_for_the_files_own_order_say_nothing_more(tmp_path: Path) -> None:
 def test_what_goes_out_is_as_it_was_placed(tmp_path: Path) -> None:
     workload = {"mapping": CROSSED, "algorithms": {SHARD: "far_first"}}
     own = asked(tmp_path, MESH, workload=workload, explore={"space": {"workload.mapping": [CROSSED]}})
-    job = exported_job(tmp_path / "scenario.yaml")
+    job = load_job(tmp_path / "scenario.yaml")
     out = job.trace
     assert out.groups[f"{SHARD} 0.0"] == (0, 4)  # the ranks on hosts 0 and 4
     assert {node.algorithm for node in out.ranks[0] if isinstance(node, Collective)} == {"far_first", ""}

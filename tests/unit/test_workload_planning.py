@@ -633,7 +633,7 @@ def test_a_schedule_of_ones_own_is_read_from_beside_the_scenario(tmp_path: Path)
     (tmp_path / "mine.csv").write_text("0F0,0B0,0F1,0B1\n1F1,1B1,1F0,1B0\n")
     endless = workload(tmp_path, parallelism, schedule={"file": "mine.csv", "microbatches": 2}).training
     assert endless is not None
-    with pytest.raises(ConfigError, match=r"got mine, expected one that comes to its end; this one never"):
+    with pytest.raises(ConfigError, match=r"got mine, expected one that completes; this one never"):
         dry_run(endless)
     (tmp_path / "mine.csv").write_text("0F0,0B0\n")
     with pytest.raises(ConfigError, match=r"mine.csv: 1 lines, expected 2, one per rank"):

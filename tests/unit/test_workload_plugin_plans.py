@@ -207,7 +207,7 @@ def test_a_plan_stands_alone(tmp_path: Path) -> None:
             "        got = Message('got', 'r', 'k', (), there, 4, 0)\n"
             "        ranks[here] = (got, Message('go', 's', 'k', (0,), there, 4, 0, True))\n"
             "    return JobPlan(tuple(ranks))\n",
-            "FILE:5: workload: got mine, expected one that comes to its end; this one never comes to an end",
+            "FILE:5: workload: got mine, expected one that completes; this one never completes",
         ),
     ],
 )

@@ -91,7 +91,7 @@ def mine(request):
         (
             "def mine(request):\n"
             "    return [[Action(r, k, n) for n in ((0, 1), (1, 0))[r] for k in (F, B)] for r in (0, 1)]\n",
-            "FILE:5: schedule: got mine, expected one that comes to its end; this one never comes to an end",
+            "FILE:5: schedule: got mine, expected one that completes; this one never completes",
         ),
         (
             "def mine(request):\n    raise ScheduleError(got='2', expected='3 of them')\n",

@@ -225,7 +225,7 @@ def test_an_order_that_never_ends_is_found_before_anything_is_sent() -> None:
     simulate(planned(schedule_of("turned", orders, 2), 2, Costs(1.0, 1.0, 1.0)), network(2), 4)
     # rank 0 wants the gradient before it has sent what this comes from
     stuck = read_csv("0F0,0B0,0F1,0B1\n1F1,1B1,1F0,1B0\n")
-    with pytest.raises(Deadlock, match="never comes to an end: rank 0 in 0RECV_B1; rank 1 in 1RECV_F1"):
+    with pytest.raises(Deadlock, match="never completes: rank 0 in 0RECV_B1; rank 1 in 1RECV_F1"):
         simulate(planned(schedule_of("stuck", stuck, 2), 2, Costs(1.0, 1.0, 1.0)), network(2), 4)
 
 

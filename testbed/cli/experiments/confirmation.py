@@ -13,7 +13,7 @@ from typing import Any
 from testbed.measure.results.result import Result, Variant
 from testbed.measure.results.sweep_result import SweepAxis, SweepPoint
 from testbed.prediction.model_accuracy import ModelErrors, kind_of, parse_errors
-from testbed.prediction.search.evaluation import MICROBATCHES, configured
+from testbed.prediction.search.evaluation import MICROBATCHES, apply_changes
 from testbed.prediction.search.search import Exploration, RankedConfiguration
 from testbed.spec.catalogue import model_errors
 from testbed.spec.parallelism import ScheduleSpec
@@ -40,7 +40,7 @@ def confirmation(scenario: Scenario, found: Exploration) -> Confirmation:
     known: dict[str, str] = {}
     # a configuration found by both gets the search's name, not that of random search
     for result in sorted(found.compared(explore.confirm), key=lambda one: one.kind == "random"):
-        changed = configured(scenario, result.configuration.changes)
+        changed = apply_changes(scenario, result.configuration.changes)
         name = known.setdefault(changed.to_yaml(), result.label.replace(" ", "-"))
         names[result.label] = name
         variants.setdefault(name, _changes(scenario, result))
@@ -70,7 +70,7 @@ def _changes(scenario: Scenario, one: RankedConfiguration) -> dict[str, Any]:
     """Return a configuration's changes, with the resulting number of microbatches."""
     if scenario.workload.is_recorded:
         return dict(one.configuration.changes)
-    schedule = configured(scenario, one.configuration.changes).workload.schedule or ScheduleSpec()
+    schedule = apply_changes(scenario, one.configuration.changes).workload.schedule or ScheduleSpec()
     return {**one.configuration.changes, MICROBATCHES: schedule.microbatches}
 
 

@@ -34,7 +34,7 @@ from testbed.prediction.search import (
     Search,
     SearchProgress,
     evaluate_tail_s,
-    searched,
+    search_space_of,
 )
 from testbed.prediction.search.baselines import document as sensitivity_document
 from testbed.prediction.search.evaluation import Configuration, Evaluation, Infeasible
@@ -79,7 +79,7 @@ def check(scenario: Scenario, file: str, folder: Path, confirm_by: str | None) -
 
     Raises ConfigError, FabricError or VirtualClockError.
     """
-    searched(scenario, file)
+    search_space_of(scenario, file)
     if confirm_by is not None and not (folder / CONFIRMED).exists():
         check_here(scenario, file, confirm_by)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from testbed.measure.execution.network_setup import choose_virtual_scale
 from testbed.prediction.calibration import VIRTUAL, Calibration, find_calibration
 from testbed.prediction.dry_run import workloads_of
-from testbed.prediction.step_prediction import MOST_PACKETS, Predictions, predict_variants
+from testbed.prediction.step_prediction import MAX_PACKETS, Predictions, predict_variants
 from testbed.spec.scale import Scale
 from testbed.spec.scenario import Scenario
 
@@ -21,7 +21,7 @@ class Predicted:
     scale: Scale
 
 
-def predict(scenario: Scenario, clock: str, packets: int = MOST_PACKETS) -> Predicted:
+def predict(scenario: Scenario, clock: str, packets: int = MAX_PACKETS) -> Predicted:
     """Predict a scenario's step times; nothing is built or sent.
 
     With the real clock, an auto scale is taken as 1.

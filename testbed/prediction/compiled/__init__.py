@@ -1,6 +1,6 @@
-"""The play of a step in a loop that is compiled, a hundred times as quick, where nothing out of the ordinary happens.
+"""Compiled simulation of ordinary steps, a hundred times faster than `prediction.simulation`.
 
-`simulation` is what it is held against, and what plays all else, and on machines without a compiler.
+The Python simulation is its reference. It also handles everything else, and machines without a compiler.
 """
 
 from testbed.prediction.compiled.columns import NetworkColumns

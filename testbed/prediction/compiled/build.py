@@ -1,4 +1,4 @@
-"""The compiled loop: made from the package's own source where it is first asked for, and kept for the user."""
+"""Builds the compiled simulation from the package's C sources on first use, and caches it for the user."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ FLAGS = (
     "-shared",
     "-fPIC",
     "-ffp-contract=off",
-)  # products and sums rounded one by one, as in Python
+)  # -ffp-contract=off: round products and sums separately, as Python does
 COMPILERS: Sequence[str] = ("cc", "gcc", "clang")
-MOST_S = 60  # a second, usually
+MOST_S = 60  # compiler timeout; it usually takes a second
 _KINDS = {"int32_t": ctypes.c_int32, "double": ctypes.c_double}
 _FIELD = re.compile(r"^ *(const )?(int8_t|int32_t|double) ([^;()]+);", re.MULTILINE)
 
 
 def _fields(header: str) -> list[tuple[str, type]]:
-    """Of the structure that a header has."""
+    """Return the fields of the structure `Step` in the header."""
     body = header.partition("typedef struct {")[2].partition("} Step;")[0]
     return [
         (name.strip("* \n"), ctypes.c_void_p if constant else _KINDS[kind])
@@ -41,14 +41,14 @@ def _fields(header: str) -> list[tuple[str, type]]:
 
 
 class Step(ctypes.Structure):
-    """A step as columns; arrays by where they are."""
+    """The C structure of a step; arrays are pointers."""
 
     _fields_ = _fields(resources.files(__package__).joinpath(HEADER).read_text())
 
 
 @lru_cache(1)
 def loop() -> ctypes.CDLL | None:
-    """The loop; None where it cannot be compiled here."""
+    """Return the loaded library; None if it cannot be compiled here."""
     folder = resources.files(__package__)
     sources = {own.name: own.read_bytes() for own in folder.iterdir() if own.name.endswith((".c", ".h"))}
     found = hashlib.sha256(repr((sorted(sources.items()), FLAGS)).encode()).hexdigest()[:16]
@@ -64,7 +64,7 @@ def loop() -> ctypes.CDLL | None:
 
 
 def _make(sources: dict[str, bytes], kept: Path) -> None:
-    """OSError, SubprocessError."""
+    """Compile the sources. Raises OSError, SubprocessError."""
     compiler = next((path for path in map(shutil.which, COMPILERS) if path), None)
     if compiler is None:
         raise FileNotFoundError("a C compiler")

@@ -1,4 +1,8 @@
-"""What a network carries, as columns: ways between ranks, connections over its parts, messages of collectives."""
+"""Networks and collectives as columns for the compiled simulation: lanes, transfers, connections, messages.
+
+A lane is a pair of ranks in one direction and traffic class. A member's part in a collective does not depend on the
+network; its messages' transfers do.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,7 @@ from testbed.caches import IdentityCache
 from testbed.net.paths.network import Ends, LossDelay, Network, PartShares
 from testbed.plugins import is_file_name
 from testbed.prediction.channels import split_by_hop
-from testbed.prediction.collective_flow import alone_key, software_part
+from testbed.prediction.collective_flow import isolated_key, software_part
 from testbed.prediction.collective_messages import SizedStage, list_messages
 from testbed.prediction.fluid import held_bytes
 from testbed.workload.plan import GroupCollective, JobPlan
@@ -24,7 +28,7 @@ MEAN = LossDelay()
 
 
 def is_plain(network: Network) -> bool:
-    """Whether messages are no more than bytes on their way."""
+    """Whether messages are only bytes on lossless paths, without striping, classes, pacing or requests."""
     several = (path for paths in network.parallel.values() for path in paths)
     beside = (
         network.packets,
@@ -38,14 +42,14 @@ def is_plain(network: Network) -> bool:
 
 
 class Called(NamedTuple):
-    """A collective; transfer: the number of what each of its sends sends."""
+    """A collective on a network. transfer: the transfer number of each send."""
 
     call: Call
     transfer: NDArray[np.int32]
 
 
 class Connection(NamedTuple):
-    """paths: parts and loads of each; through: of all together."""
+    """A connection. paths: parts and loads of each path. through: of all paths together."""
 
     paths: tuple[dict[int, float], ...]
     through: dict[int, float]
@@ -54,7 +58,7 @@ class Connection(NamedTuple):
 
 
 class NetworkColumns:
-    """Of one network, as they are asked for; all that was asked for stays."""
+    """The columns of one network, extended on demand."""
 
     def __init__(self, network: Network, ranks: int, itemsize: int) -> None:
         self.network, self.itemsize = network, itemsize
@@ -73,7 +77,7 @@ class NetworkColumns:
         self._known = (-1, -1)
 
     def lane(self, ends: Ends, dscp: int) -> int:
-        """The number of a way."""
+        """Return the number of a lane."""
         if (ends, dscp) in self._lanes:
             return self._lanes[ends, dscp]
         network = self.network
@@ -97,12 +101,12 @@ class NetworkColumns:
         self._rows[name].append(value)
 
     def connect(self, paths: Sequence[PartShares]) -> int:
-        """A new connection's number."""
+        """Add a connection and return its number."""
         self.connections.append(self.connection(paths))
         return len(self.connections) - 1
 
     def connection(self, paths: Sequence[PartShares], burst_bytes: float = np.inf) -> Connection:
-        """Over these paths side by side."""
+        """Build a connection over parallel paths."""
         numbered = tuple({self.part[name]: load for name, load in path.items()} for path in paths)
         through: dict[int, float] = {}
         for path in numbered:
@@ -111,7 +115,7 @@ class NetworkColumns:
         return Connection(numbered, through, held_bytes(self._rates, self._queues, through), burst_bytes)
 
     def transfer(self, ends: Ends, size_bytes: int, dscp: int) -> int:
-        """The number of so many bytes on a way."""
+        """Return the number of a transfer of so many bytes over a lane."""
         key = ends, size_bytes, dscp
         if (known := self._transfers.get(key)) is not None:
             return known
@@ -125,10 +129,10 @@ class NetworkColumns:
         return self._transfers[key]
 
     def called(self, plan: JobPlan, operation: GroupCollective) -> Called:
-        """A collective of one of the plan's groups."""
+        """Return a collective of one of the plan's groups."""
         _, members = plan.groups[operation.group]
         dscp = plan.dscp(operation)
-        key = alone_key(plan, operation, members, dscp)
+        key = isolated_key(plan, operation, members, dscp)
         if key not in self._called:
             call = call_of(plan, operation, self.itemsize)
             transfers = [self.transfer(ends, size_bytes, dscp) for ends, size_bytes in call.kinds]
@@ -136,7 +140,7 @@ class NetworkColumns:
         return self._called[key]
 
     def columns(self) -> Mapping[str, NDArray[Any]]:
-        """Of all ways, legs, transfers and connections, as `engine.h` names them."""
+        """Return the columns of all lanes, hops, transfers and connections, as named in `engine.h`."""
         now = len(self._lanes), len(self._transfers)
         if self._known != now:
             self._known = now
@@ -168,7 +172,7 @@ _OF_TRANSFERS: dict[str, type] = {
 
 
 def connection_columns(connections: Sequence[Connection]) -> dict[str, NDArray[Any]]:
-    """Their paths and parts, as `engine.h` names them."""
+    """Return the columns of connections, as named in `engine.h`."""
     paths = [path for own in connections for path in own.paths]
     through = [own.through for own in connections]
     return {
@@ -192,11 +196,15 @@ BOXES = ("send_box", "receive_box")
 
 
 class Call(NamedTuple):
-    """Of how many members, and how many boxes their messages go through.
+    """The messages of a collective on any network.
 
-    rows: of each member how many channels it has, of each of those how many stages, and so on: `PARTS`, of which the
-    last two are of rounds; of each send and of each receive its box: `BOXES`. kinds: sends that differ, by source,
-    target and bytes; kind: which of those each send is.
+    Attributes:
+        members: Number of members.
+        boxes: Number of mailboxes that their messages use.
+        rows: `PARTS`: per member its number of channels, per channel its stages, and so on; the last two are per round.
+            `BOXES`: the mailbox of each send and of each receive.
+        kinds: Distinct sends: source, target, bytes.
+        kind: Index in `kinds` of each send.
     """
 
     members: int
@@ -206,16 +214,16 @@ class Call(NamedTuple):
     kind: NDArray[np.int32]
 
 
-_known: IdentityCache[Call] = IdentityCache(1024)  # searches have the same ones on many networks
+_known: IdentityCache[Call] = IdentityCache(1024)  # searches use the same ones on many networks
 
 
 def call_of(plan: JobPlan, operation: GroupCollective, itemsize: int) -> Call:
-    """A collective of one of the plan's groups."""
+    """Return the messages of a collective of one of the plan's groups."""
     algorithm = resolve_algorithm(operation, plan.locality_of(operation.group), itemsize, plan.tuning)
-    if is_file_name(operation.collective) or is_file_name(algorithm):  # which may be another by now
+    if is_file_name(operation.collective) or is_file_name(algorithm):  # the file may have changed
         return _made(plan, operation, itemsize)
     _, members = plan.groups[operation.group]
-    key = alone_key(plan, operation, members, dscp=0), itemsize
+    key = isolated_key(plan, operation, members, dscp=0), itemsize
     return _known.of((), lambda: _made(plan, operation, itemsize), key)
 
 
@@ -230,7 +238,7 @@ def _made(plan: JobPlan, operation: GroupCollective, itemsize: int) -> Call:
 
 
 class _Found:
-    """Of the members so far."""
+    """Collects the messages of members one by one."""
 
     def __init__(self) -> None:
         self.rows: dict[str, list[int]] = {name: [] for name in (*PARTS, *BOXES)}
@@ -239,7 +247,7 @@ class _Found:
         self.kind: list[int] = []
 
     def add(self, channels: tuple[tuple[SizedStage, ...], ...]) -> None:
-        """The next one's."""
+        """Add the next member's messages."""
         rows, boxes, kinds = self.rows, self.boxes, self.kinds
         rows["channel"].append(len(channels))
         for channel, stages in enumerate(channels):

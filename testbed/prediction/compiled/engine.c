@@ -1,6 +1,6 @@
-/* A step's play, as `testbed.prediction.simulation` has it, where nothing is lost, cut, asked for or decided on the way.
+/* Simulation of a step, where nothing is lost, striped, requested or decided at run time.
 
-The Python there says what all of this means, and names are as there. Both do the same in the same order. */
+   `testbed.prediction.simulation` is the reference and explains the names. Both do the same in the same order. */
 
 #include "engine.h"
 
@@ -9,29 +9,29 @@ The Python there says what all of this means, and names are as there. Both do th
 
 static const double SOON_S = 1e-9;
 
-/* What has been told of a message that left a connection. */
-static void left(void *owner, int32_t told, int32_t number) {
+/* Handles a message that has left a connection. */
+static void message_left(void *owner, int32_t which, int32_t number) {
     Play *play = owner;
     const Step *step = play->step;
-    if (told == FLOW) {
-        later(play, step->class_rest_s[play->instances[number].class], REST, number, 0);
+    if (which == FLOW) {
+        call_later(play, step->class_rest_s[play->instances[number].class], FLOW_DONE, number, 0);
         return;
     }
     Message *message = &play->messages.all[number];
-    if (told == WHOLE) {
-        has_left(play, number, message->rest_s + fmax(0.0, message->until_s - play->now_s));
+    if (which == WHOLE) {
+        on_sent(play, number, message->rest_s + fmax(0.0, message->until_s - play->now_s));
         return;
     }
-    if (told == FIRST || told == ONLY) {
+    if (which == FIRST || which == ONLY) {
         int32_t own = step->leg_first[step->transfer_lane[message->transfer]] + message->turned++;
-        later(play, step->leg_delay_s[own], LEG, number, message->turned);
+        call_later(play, step->leg_delay_s[own], HOP, number, message->turned);
     }
-    if (told == THROUGH || told == ONLY) through(play, number);
+    if (which == THROUGH || which == ONLY) hop_done(play, number);
 }
 
 /* ---- operations */
 
-static void starts(Play *play, int32_t rank, int32_t index) {
+static void start_operation(Play *play, int32_t rank, int32_t index) {
     const Step *step = play->step;
     int32_t kind = step->kind_first[step->rank_kind[rank]], first = step->rank_first[rank];
     int32_t what = step->what[first + index], many = 0;
@@ -43,23 +43,23 @@ static void starts(Play *play, int32_t rank, int32_t index) {
             play->ended_s[first + index] = play->begun_s[first + after] = at_s;
             at_s += step->duration_s[kind + after];
         }
-        at(play, at_s, OVER, rank, index, many);
+        call_at(play, at_s, FINISHED, rank, index, many);
         break;
     case SENDS:
-        sends(play, step->message_box[what], step->message_transfer[what], step->holds, rank, index);
+        send_message(play, step->message_box[what], step->message_transfer[what], step->holds, rank, index);
         break;
     case RECEIVES: {
-        int32_t number = receives(play, what);
+        int32_t number = post_receive(play, what);
         Receive *receive = &play->receives.all[number];
         if (receive->done) {
-            over(play, rank, index);
+            finish(play, rank, index);
         } else {
             receive->who = rank;
             receive->index = index;
         }
         break;
     }
-    default: collective(play, rank, index, what);
+    default: start_collective(play, rank, index, what);
     }
 }
 
@@ -68,11 +68,11 @@ static void start_ready(Play *play, int32_t rank) {
     while (tracker->first < tracker->many && !play->status) {
         int32_t index = tracker->ready[tracker->first++];
         play->begun_s[play->step->rank_first[rank] + index] = play->now_s;
-        starts(play, rank, index);
+        start_operation(play, rank, index);
     }
 }
 
-static void over(Play *play, int32_t rank, int32_t index) {
+static void finish(Play *play, int32_t rank, int32_t index) {
     const Step *step = play->step;
     Tracker *tracker = &play->trackers[rank];
     int32_t kind = step->kind_first[step->rank_kind[rank]], first = step->rank_first[rank];
@@ -83,59 +83,59 @@ static void over(Play *play, int32_t rank, int32_t index) {
     if (tracker->first < tracker->many) start_ready(play, rank);
 }
 
-static void happens(Play *play, Happening what) {
+static void dispatch(Play *play, Event event) {
     const Step *step = play->step;
     Instance *instance;
-    switch (what.kind) {
-    case OVER:
-        play->trackers[what.first].open -= what.third;
-        over(play, what.first, what.second);
+    switch (event.kind) {
+    case FINISHED:
+        play->trackers[event.first].open -= event.third;
+        finish(play, event.first, event.second);
         break;
-    case BEGIN: begins(play, what.first); break;
-    case COME: {
-        int32_t transfer = play->messages.all[what.first].transfer;
+    case START_TRANSFER: start_transfer(play, event.first); break;
+    case DELIVERED: {
+        int32_t transfer = play->messages.all[event.first].transfer;
         int32_t there = step->lane_target[step->transfer_lane[transfer]];
-        work(play, there, step->transfer_bytes[transfer], ARRIVED, what.first);
+        software_work(play, there, step->transfer_bytes[transfer], ARRIVED, event.first);
         break;
     }
-    case ARRIVED: arrive(play, play->messages.all[what.first].box); break;
-    case LEG: hops(play, what.first, what.second); break;
+    case ARRIVED: arrive(play, play->messages.all[event.first].box); break;
+    case HOP: send_by_hop(play, event.first, event.second); break;
     default:
-        instance = &play->instances[what.first];
-        for (int32_t own = 0; own < instance->come; own++) over(play, instance->who[own], instance->index[own]);
+        instance = &play->instances[event.first];
+        for (int32_t own = 0; own < instance->come; own++) finish(play, instance->who[own], instance->index[own]);
     }
 }
 
-static void pass_time(Play *play) {
+static void run_until_idle(Play *play) {
     Fluid *fluid = &play->fluid;
     while (!play->status) {
         double now_s = play->now_s;
-        while (play->agenda.many && play->agenda.all[0].at_s <= now_s && !play->status) happens(play, pop(play));
-        while (play->soon_first < play->soon.many && !play->status) happens(play, play->soon.all[play->soon_first++]);
+        while (play->heap.many && play->heap.all[0].at_s <= now_s && !play->status) dispatch(play, pop(play));
+        while (play->soon_first < play->soon.many && !play->status) dispatch(play, play->soon.all[play->soon_first++]);
         play->soon_first = play->soon.many = 0;
         if (!fluid->busy_many) {
-            if (!play->agenda.many) break;
-            while (play->agenda.many && !play->soon.many && !fluid->busy_many && !play->status) {
-                Happening first = pop(play);
+            if (!play->heap.many) break;
+            while (play->heap.many && !play->soon.many && !fluid->busy_many && !play->status) {
+                Event first = pop(play);
                 play->now_s = first.at_s;
-                happens(play, first);
+                dispatch(play, first);
             }
             continue;
         }
         double leaves_s = fluid_leaves_s(fluid);
-        if (play->agenda.many && play->agenda.all[0].at_s <= leaves_s) {
-            play->now_s = play->agenda.all[0].at_s;
+        if (play->heap.many && play->heap.all[0].at_s <= leaves_s) {
+            play->now_s = play->heap.all[0].at_s;
             if (leaves_s - play->now_s > SOON_S) continue;
         } else if (leaves_s > now_s) {
             play->now_s = leaves_s;
         }
-        fluid_leave(fluid, play->now_s, left, play);
+        fluid_leave(fluid, play->now_s, message_left, play);
     }
 }
 
-/* ---- the whole */
+/* ---- a whole step */
 
-static void sets_out(Play *play) {
+static void initialise(Play *play) {
     const Step *step = play->step;
     int32_t ranks = step->ranks, operations = step->rank_first[ranks];
     Arena *arena = &play->arena;
@@ -147,9 +147,9 @@ static void sets_out(Play *play) {
     play->sequence = arena_take(arena, (size_t)ranks * (size_t)step->groups * sizeof(int32_t));
     play->instances = arena_take(arena, (size_t)step->instances * sizeof(Instance));
     int32_t *ready = arena_take(arena, (size_t)operations * sizeof(int32_t));
-    fluid_opens(&play->fluid, step, arena);
+    fluid_init(&play->fluid, step, arena);
     for (int32_t lane = 0; lane < step->lanes; lane++) play->buffers[lane].waiting = -1;
-    boxes_made(play, step->boxes);
+    add_boxes(play, step->boxes);
     for (int32_t rank = 0; rank < ranks; rank++) {
         int32_t kind = step->kind_first[step->rank_kind[rank]], first = step->rank_first[rank];
         Tracker *tracker = &play->trackers[rank];
@@ -162,12 +162,12 @@ static void sets_out(Play *play) {
     }
 }
 
-/* Pools that grew in one play are there for the next one of the same thread, unless they are too large to be kept. */
+/* A thread keeps the pools of one call for the next one, unless they have become too large. */
 static _Thread_local Play before;
 enum { MOST_BYTES = 1 << 24 };
 
 #define POOLS(DO)                                                                                                      \
-    DO(agenda) DO(soon) DO(boxes) DO(messages) DO(receives) DO(parts) DO(channels) DO(strands) DO(fluid.queued)
+    DO(heap) DO(soon) DO(boxes) DO(messages) DO(receives) DO(parts) DO(channels) DO(strands) DO(fluid.queued)
 #define LENT(pool)                                                                                                     \
     play.pool.all = before.pool.all;                                                                                   \
     play.pool.room = before.pool.room;
@@ -183,13 +183,13 @@ enum { MOST_BYTES = 1 << 24 };
 int play(const Step *step, double *begun_s, double *ended_s, double *worked_s, double *burst_bytes) {
     Play play = {.step = step, .begun_s = begun_s, .ended_s = ended_s, .worked_s = worked_s};
     POOLS(LENT)
-    sets_out(&play);
+    initialise(&play);
     for (int32_t rank = 0; rank < step->ranks; rank++) start_ready(&play, rank);
-    pass_time(&play);
+    run_until_idle(&play);
     for (int32_t rank = 0; rank < step->ranks && !play.status; rank++)
         if (play.trackers[rank].open) play.status = STUCK;
     *burst_bytes = play.most_bytes;
     POOLS(KEPT)
-    arena_frees(&play.arena);
+    arena_free(&play.arena);
     return play.status;
 }

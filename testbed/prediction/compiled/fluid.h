@@ -1,4 +1,4 @@
-/* What flows: connections that share each part as evenly as all parts allow, or go by turns. See ../fluid.py. */
+/* Flows: connections share each part max-min fairly, or by turn. See ../fluid.py. */
 
 #include "engine.h"
 #include "pool.h"
@@ -8,16 +8,16 @@
 
 static const double INSTANT_S = 1e-12, ALIKE = 1e-9;
 enum { MOST_ULPS = 4 };
-enum { WHOLE, FIRST, ONLY, THROUGH, FLOW }; /* what is told of a message that has left */
+enum { WHOLE, FIRST, ONLY, THROUGH, FLOW }; /* which part of a message has left */
 
 typedef struct {
     double size_bytes;
     int64_t turn; /* -1: none */
-    int32_t told, number, next;
+    int32_t which, number, next;
 } Queued;
 
-/* since_s: when the busy ones had `left`; leaves_s: when the first of them has none, where that is known. busy_place: -1
-   of those that are not; crossing: of each part the busy ones that go through it. */
+/* since_s: when `left` was last updated. leaves_s: when the next message will have left, if known. busy_place: -1 if
+   the connection is idle. crossing: per part, the busy connections through it. */
 typedef struct {
     const Step *step;
     POOL(Queued) queued;
@@ -31,7 +31,7 @@ typedef struct {
     int shared, known;
 } Fluid;
 
-static void fluid_opens(Fluid *fluid, const Step *step, Arena *arena) {
+static void fluid_init(Fluid *fluid, const Step *step, Arena *arena) {
     size_t many = (size_t)step->connections, parts = (size_t)step->parts;
     size_t paths = (size_t)step->path_first[many], words = sizeof(int32_t);
     fluid->step = step;
@@ -58,7 +58,7 @@ static void fluid_opens(Fluid *fluid, const Step *step, Arena *arena) {
     }
 }
 
-/* Rates of `growing`, paths by number, which share what is left: those of all grow alike until a part is full. */
+/* Max-min fair rates of the paths in `growing`: all grow evenly until a part is full, then those through it stop. */
 static void fair(Fluid *fluid, int32_t many) {
     const Step *step = fluid->step;
     int32_t touched_many = 0, *growing = fluid->growing, *touched = fluid->touched;
@@ -104,7 +104,7 @@ static void fair(Fluid *fluid, int32_t many) {
     for (int32_t own = 0; own < touched_many; own++) fluid->mark[touched[own]] = 0;
 }
 
-/* The rate of one path that has all that is left: as `fair` has it. */
+/* The same for a single path. */
 static double alone(const Fluid *fluid, int32_t path) {
     const Step *step = fluid->step;
     double rate = INFINITY;
@@ -117,8 +117,8 @@ static double alone(const Fluid *fluid, int32_t path) {
     return rate;
 }
 
-/* What has an earlier turn takes all that it can use; what has none is last, and shares. */
-static void fluid_share(Fluid *fluid) {
+/* Allocates rates: earlier turns take all they can use; connections without a turn are last and share. */
+static void fluid_allocate(Fluid *fluid) {
     const Step *step = fluid->step;
     int32_t turns = 0, *order = fluid->order;
     for (int32_t place = 0; place < fluid->busy_many; place++) {
@@ -154,10 +154,10 @@ static void fluid_share(Fluid *fluid) {
     fluid->shared = 1;
 }
 
-static void fluid_settle(Fluid *fluid, double now_s) {
+static void fluid_update(Fluid *fluid, double now_s) {
     double passed_s = now_s - fluid->since_s;
     if (passed_s != 0.0 && fluid->busy_many) {
-        if (!fluid->shared) fluid_share(fluid);
+        if (!fluid->shared) fluid_allocate(fluid);
         for (int32_t place = 0; place < fluid->busy_many; place++) {
             int32_t own = fluid->busy[place];
             fluid->left[own] -= fluid->rate[own] * passed_s;
@@ -166,8 +166,8 @@ static void fluid_settle(Fluid *fluid, double now_s) {
     fluid->since_s = now_s;
 }
 
-/* Begin with a connection's next message. */
-static void fluid_first(Fluid *fluid, int32_t connection) {
+/* Starts a connection's next message. */
+static void fluid_start_next(Fluid *fluid, int32_t connection) {
     Queued *queued = &fluid->queued.all[fluid->first[connection]];
     fluid->left[connection] = queued->size_bytes;
     fluid->known = 0;
@@ -175,21 +175,21 @@ static void fluid_first(Fluid *fluid, int32_t connection) {
     fluid->turn[connection] = queued->turn;
 }
 
-static void fluid_send(Fluid *fluid, int32_t connection, double size_bytes, int64_t turn, int32_t told, int32_t number,
+static void fluid_send(Fluid *fluid, int32_t connection, double size_bytes, int64_t turn, int32_t which, int32_t number,
                        double now_s) {
     const Step *step = fluid->step;
     int32_t place = fluid->unused;
     if (place < 0) place = TAKE(fluid->queued);
     else fluid->unused = fluid->queued.all[place].next;
     if (size_bytes > step->queue_bytes[connection]) turn = -1;
-    fluid->queued.all[place] = (Queued){size_bytes, turn, told, number, -1};
+    fluid->queued.all[place] = (Queued){size_bytes, turn, which, number, -1};
     if (fluid->first[connection] >= 0) {
         fluid->queued.all[fluid->last[connection]].next = place;
         fluid->last[connection] = place;
         return;
     }
     fluid->first[connection] = fluid->last[connection] = place;
-    fluid_settle(fluid, now_s);
+    fluid_update(fluid, now_s);
     fluid->busy_place[connection] = fluid->busy_many;
     fluid->busy[fluid->busy_many++] = connection;
     for (int32_t own = step->through_first[connection]; own < step->through_first[connection + 1]; own++) {
@@ -197,10 +197,10 @@ static void fluid_send(Fluid *fluid, int32_t connection, double size_bytes, int6
         fluid->crossing[fluid->crossing_first[part] + fluid->crossing_many[part]++] = own;
     }
     fluid->shared = 0;
-    fluid_first(fluid, connection);
+    fluid_start_next(fluid, connection);
 }
 
-static void fluid_idles(Fluid *fluid, int32_t connection) {
+static void fluid_set_idle(Fluid *fluid, int32_t connection) {
     const Step *step = fluid->step;
     int32_t first = step->through_first[connection], end = step->through_first[connection + 1];
     for (int32_t place = fluid->busy_place[connection] + 1; place < fluid->busy_many; place++) {
@@ -223,7 +223,7 @@ static void fluid_idles(Fluid *fluid, int32_t connection) {
 static double fluid_leaves_s(Fluid *fluid) {
     if (fluid->known) return fluid->leaves_s;
     double soonest_s = INFINITY;
-    if (!fluid->shared) fluid_share(fluid);
+    if (!fluid->shared) fluid_allocate(fluid);
     for (int32_t place = 0; place < fluid->busy_many; place++) {
         int32_t own = fluid->busy[place];
         double after_s = fluid->left[own] / fluid->rate[own];
@@ -233,12 +233,12 @@ static double fluid_leaves_s(Fluid *fluid) {
     return fluid->leaves_s = fluid->since_s + soonest_s;
 }
 
-/* Tell of messages that have left. */
-static void fluid_leave(Fluid *fluid, double now_s, void (*left)(void *, int32_t, int32_t), void *owner) {
+/* Completes messages that have left. */
+static void fluid_leave(Fluid *fluid, double now_s, void (*on_left)(void *, int32_t, int32_t), void *owner) {
     double over_s = fmax(INSTANT_S, MOST_ULPS * (nextafter(now_s, INFINITY) - now_s));
     if (fluid_leaves_s(fluid) - now_s > over_s) return;
-    fluid_settle(fluid, now_s);
-    if (!fluid->shared) fluid_share(fluid);
+    fluid_update(fluid, now_s);
+    if (!fluid->shared) fluid_allocate(fluid);
     int32_t many = 0;
     for (int32_t place = 0; place < fluid->busy_many; place++) {
         int32_t own = fluid->busy[place];
@@ -250,13 +250,13 @@ static void fluid_leave(Fluid *fluid, double now_s, void (*left)(void *, int32_t
         fluid->queued.all[place].next = fluid->unused;
         fluid->unused = place;
         fluid->first[connection] = queued.next;
-        if (queued.next >= 0) fluid_first(fluid, connection);
-        else fluid_idles(fluid, connection);
-        left(owner, queued.told, queued.number);
+        if (queued.next >= 0) fluid_start_next(fluid, connection);
+        else fluid_set_idle(fluid, connection);
+        on_left(owner, queued.which, queued.number);
     }
 }
 
-/* When a message's last byte has left, if all that others have in queues now goes before it. */
+/* How long until a message has left if everything in queues now goes before it. */
 static double fluid_ahead_s(Fluid *fluid, int32_t connection, double size_bytes, double now_s) {
     const Step *step = fluid->step;
     int32_t first = step->through_first[connection], end = step->through_first[connection + 1];
@@ -266,7 +266,7 @@ static double fluid_ahead_s(Fluid *fluid, int32_t connection, double size_bytes,
         others |= step->queue[part] > 0.0 && fluid->crossing_many[part] > itself;
     }
     if (!others) return 0.0;
-    fluid_settle(fluid, now_s);
+    fluid_update(fluid, now_s);
     double latest_s = 0.0, slowest_s = 0.0;
     for (int32_t own = first; own < end; own++)
         slowest_s = fmax(slowest_s, step->through_load[own] * size_bytes / step->capacity[step->through_part[own]]);

@@ -1,26 +1,26 @@
-/* Messages: who sends and waits for them, software, buffers, and their way through the network. See ../messaging.py,
-   ../connections.py and ../legs.py. */
+/* Messages: mailboxes, software, send buffers, and transfers through the network. See ../protocols.py,
+   ../connections.py and ../channels.py. */
 
 #pragma once
 
 #include "play.h"
 
-static void wakes(Play *play, int32_t who, int32_t index) {
+static void resume(Play *play, int32_t who, int32_t index) {
     if (index >= 0) {
-        over(play, who, index);
+        finish(play, who, index);
     } else if (who >= 0 && !--play->strands.all[who].missing) {
-        strand_goes(play, who);
+        advance_strand(play, who);
     }
 }
 
-static void taken(Play *play, int32_t number) {
+static void on_accepted(Play *play, int32_t number) {
     Message *message = &play->messages.all[number];
     int32_t who = message->who, index = message->index;
     if (index >= 0) {
-        over(play, who, index);
+        finish(play, who, index);
     } else {
         Strand *strand = &play->strands.all[who];
-        if (!--strand->sends && strand->ending) strand_goes(play, who);
+        if (!--strand->sends && strand->ending) advance_strand(play, who);
     }
 }
 
@@ -29,7 +29,7 @@ static void buffer_put(Play *play, int32_t number, double whole_bytes) {
     Buffer *buffer = &play->buffers[play->step->transfer_lane[message->transfer]];
     buffer->put_bytes += whole_bytes;
     if (buffer->waiting < 0 && buffer->put_bytes <= buffer->left_bytes + play->step->buffer_bytes) {
-        taken(play, number);
+        on_accepted(play, number);
         return;
     }
     message->put_bytes = buffer->put_bytes;
@@ -46,18 +46,18 @@ static void buffer_leave(Play *play, int32_t lane, double whole_bytes) {
         int32_t number = buffer->waiting;
         if (play->messages.all[number].put_bytes > buffer->left_bytes + play->step->buffer_bytes) break;
         buffer->waiting = play->messages.all[number].next;
-        taken(play, number);
+        on_accepted(play, number);
     }
 }
 
 static void transmit(Play *play, int32_t number) {
     int32_t transfer = play->messages.all[number].transfer;
     int32_t here = play->step->lane_source[play->step->transfer_lane[transfer]];
-    work(play, here, play->step->transfer_bytes[transfer], BEGIN, number);
+    software_work(play, here, play->step->transfer_bytes[transfer], START_TRANSFER, number);
 }
 
-/* A message of a box; who: goes on when it is taken, see Message. */
-static void sends(Play *play, int32_t box, int32_t transfer, int32_t held, int32_t who, int32_t index) {
+/* Sends a message to a mailbox. who, index: continues when the message is in the send buffer, see Message. */
+static void send_message(Play *play, int32_t box, int32_t transfer, int32_t held, int32_t who, int32_t index) {
     int32_t number = TAKE(play->messages);
     play->messages.all[number] = (Message){.transfer = transfer, .box = box, .who = who, .index = index, .next = -1};
     Box *own = &play->boxes.all[box];
@@ -71,8 +71,8 @@ static void sends(Play *play, int32_t box, int32_t transfer, int32_t held, int32
     transmit(play, number);
 }
 
-/* Waits for the next message of a box: the receive's number. */
-static int32_t receives(Play *play, int32_t box) {
+/* Waits for the next message of a mailbox and returns the receive's number. */
+static int32_t post_receive(Play *play, int32_t box) {
     Box *own = &play->boxes.all[box];
     if (own->held >= 0) {
         int32_t first = own->held;
@@ -103,7 +103,7 @@ static void arrive(Play *play, int32_t box) {
     Receive *receive = &play->receives.all[own->waiting];
     own->waiting = receive->next;
     receive->done = 1;
-    wakes(play, receive->who, receive->index);
+    resume(play, receive->who, receive->index);
 }
 
 /* ---- the network */
@@ -112,12 +112,12 @@ static double ahead_s(Play *play, int32_t connection, double size_bytes) {
     return fluid_ahead_s(&play->fluid, connection, size_bytes, play->now_s);
 }
 
-static void flows(Play *play, int32_t connection, double size_bytes, int64_t turn, int32_t told, int32_t number) {
-    fluid_send(&play->fluid, connection, size_bytes, turn, told, number, play->now_s);
+static void flow_send(Play *play, int32_t connection, double size_bytes, int64_t turn, int32_t which, int32_t number) {
+    fluid_send(&play->fluid, connection, size_bytes, turn, which, number, play->now_s);
 }
 
-/* The leg of this number, and those behind it. */
-static void hops(Play *play, int32_t number, int32_t leg) {
+/* Sends a message over the hop of this number, and then over those after it. */
+static void send_by_hop(Play *play, int32_t number, int32_t leg) {
     const Step *step = play->step;
     Message *message = &play->messages.all[number];
     int32_t lane = step->transfer_lane[message->transfer], first = step->leg_first[lane], own = first + leg;
@@ -128,16 +128,16 @@ static void hops(Play *play, int32_t number, int32_t leg) {
     message->until_s = fmax(before_s, play->now_s + ahead);
     int64_t turn = leg ? play->turn++ : message->turn;
     if (last) {
-        flows(play, connection, size_bytes, turn, THROUGH, number);
+        flow_send(play, connection, size_bytes, turn, THROUGH, number);
         return;
     }
     double first_bytes = fmin(size_bytes, packet_bytes);
     message->rest_s -= step->leg_packet_s[own] * first_bytes / packet_bytes + step->leg_delay_s[own];
-    flows(play, connection, first_bytes, turn, first_bytes == size_bytes ? ONLY : FIRST, number);
-    if (first_bytes < size_bytes) flows(play, connection, size_bytes - first_bytes, turn, THROUGH, number);
+    flow_send(play, connection, first_bytes, turn, first_bytes == size_bytes ? ONLY : FIRST, number);
+    if (first_bytes < size_bytes) flow_send(play, connection, size_bytes - first_bytes, turn, THROUGH, number);
 }
 
-static void begins(Play *play, int32_t number) {
+static void start_transfer(Play *play, int32_t number) {
     const Step *step = play->step;
     Message *message = &play->messages.all[number];
     int32_t transfer = message->transfer, lane = step->transfer_lane[transfer];
@@ -149,25 +149,25 @@ static void begins(Play *play, int32_t number) {
     message->rest_s = step->transfer_latency_s[transfer];
     if (step->lane_hops[lane] && step->at_once && whole_bytes <= step->queue_bytes[connection]) {
         message->until_s = 0.0;
-        hops(play, number, 0);
+        send_by_hop(play, number, 0);
     } else {
         message->until_s = play->now_s + ahead_s(play, connection, whole_bytes);
-        flows(play, connection, whole_bytes, message->turn, WHOLE, number);
+        flow_send(play, connection, whole_bytes, message->turn, WHOLE, number);
     }
     buffer_put(play, number, whole_bytes);
 }
 
-static void has_left(Play *play, int32_t number, double after_s) {
+static void on_sent(Play *play, int32_t number, double after_s) {
     int32_t transfer = play->messages.all[number].transfer, lane = play->step->transfer_lane[transfer];
-    later(play, after_s, COME, number, 0);
+    call_later(play, after_s, DELIVERED, number, 0);
     play->sending[lane] -= play->step->transfer_bytes[transfer];
     buffer_leave(play, lane, play->step->transfer_whole_bytes[transfer]);
 }
 
-static void through(Play *play, int32_t number) {
+static void hop_done(Play *play, int32_t number) {
     Message *message = &play->messages.all[number];
     const int32_t *first = &play->step->leg_first[play->step->transfer_lane[message->transfer]];
     if (++message->over < first[1] - first[0]) return;
-    has_left(play, number, fmax(0.0, message->rest_s) + fmax(0.0, message->until_s - play->now_s));
+    on_sent(play, number, fmax(0.0, message->rest_s) + fmax(0.0, message->until_s - play->now_s));
 }
 

@@ -1,4 +1,4 @@
-/* A step's play: all that there is in it, and its time. Names are as in the Python beside it. */
+/* State of a simulation and its event queue. Names are those of the Python modules. */
 
 #pragma once
 
@@ -6,19 +6,19 @@
 #include "fluid.h"
 #include "pool.h"
 
-enum { OVER, BEGIN, COME, ARRIVED, LEG, REST }; /* what happens */
+enum { FINISHED, START_TRANSFER, DELIVERED, ARRIVED, HOP, FLOW_DONE }; /* kinds of events */
 
 typedef struct {
     double at_s;
     uint64_t number;
     int32_t kind, first, second, third;
-} Happening;
+} Event;
 
 typedef struct {
-    int32_t come, allowed, waiting, last_waiting, held, last_held; /* the first and last of messages, of receives */
+    int32_t come, allowed, waiting, last_waiting, held, last_held; /* heads and tails of lists of receives, messages */
 } Box;
 
-/* who: a rank's operation, or a strand, of which `index` is -1 */
+/* who: a rank's operation, or a strand if `index` is -1 */
 typedef struct {
     int32_t transfer, box, who, index, next, turned, over;
     int64_t turn;
@@ -47,7 +47,7 @@ typedef struct {
     int32_t *posted;
 } Strand;
 
-/* come: how many members have; who, index: of those, where collectives are flows */
+/* come: members that have joined; who, index: those members' operations, in a folded collective */
 typedef struct {
     int32_t class, boxes, come, *who, *index;
 } Instance;
@@ -62,8 +62,8 @@ typedef struct {
     double now_s, *begun_s, *ended_s, *worked_s, *busy_until_s, most_bytes;
     uint64_t number;
     int64_t turn;
-    POOL(Happening) agenda;
-    POOL(Happening) soon;
+    POOL(Event) heap;
+    POOL(Event) soon;
     int32_t soon_first;
     POOL(Box) boxes;
     POOL(Message) messages;
@@ -80,28 +80,28 @@ typedef struct {
     int status;
 } Play;
 
-/* an operation is over; all of a strand's receives, or sends, are; a channel's stage is */
-static void over(Play *play, int32_t rank, int32_t index);
-static void strand_goes(Play *play, int32_t number);
-static void channel_goes(Play *play, int32_t number);
+/* an operation ends; all receives, or sends, of a strand's round are complete; a stage of a channel is complete */
+static void finish(Play *play, int32_t rank, int32_t index);
+static void advance_strand(Play *play, int32_t number);
+static void advance_channel(Play *play, int32_t number);
 
-static int sooner(const Happening *one, const Happening *other) {
+static int sooner(const Event *one, const Event *other) {
     return one->at_s < other->at_s || (one->at_s == other->at_s && one->number < other->number);
 }
 
-static void push(Play *play, Happening happening) {
-    int32_t place = TAKE(play->agenda);
-    Happening *all = play->agenda.all;
-    while (place && sooner(&happening, &all[(place - 1) / 2])) {
+static void push(Play *play, Event event) {
+    int32_t place = TAKE(play->heap);
+    Event *all = play->heap.all;
+    while (place && sooner(&event, &all[(place - 1) / 2])) {
         all[place] = all[(place - 1) / 2];
         place = (place - 1) / 2;
     }
-    all[place] = happening;
+    all[place] = event;
 }
 
-static Happening pop(Play *play) {
-    Happening *all = play->agenda.all, first = all[0], last = all[--play->agenda.many];
-    int32_t many = play->agenda.many, place = 0, child;
+static Event pop(Play *play) {
+    Event *all = play->heap.all, first = all[0], last = all[--play->heap.many];
+    int32_t many = play->heap.many, place = 0, child;
     while ((child = 2 * place + 1) < many) {
         child += child + 1 < many && sooner(&all[child + 1], &all[child]);
         if (!sooner(&all[child], &last)) break;
@@ -112,23 +112,23 @@ static Happening pop(Play *play) {
     return first;
 }
 
-static void at(Play *play, double at_s, int32_t kind, int32_t first, int32_t second, int32_t third) {
-    Happening happening = {at_s, 0, kind, first, second, third};
+static void call_at(Play *play, double at_s, int32_t kind, int32_t first, int32_t second, int32_t third) {
+    Event event = {at_s, 0, kind, first, second, third};
     if (at_s > play->now_s) {
-        happening.number = play->number++;
-        push(play, happening);
+        event.number = play->number++;
+        push(play, event);
     } else {
         int32_t last = TAKE(play->soon);
-        play->soon.all[last] = happening;
+        play->soon.all[last] = event;
     }
 }
 
-static void later(Play *play, double seconds, int32_t kind, int32_t first, int32_t second) {
-    at(play, play->now_s + seconds, kind, first, second, 0);
+static void call_later(Play *play, double seconds, int32_t kind, int32_t first, int32_t second) {
+    call_at(play, play->now_s + seconds, kind, first, second, 0);
 }
 
-/* So many new boxes: the first one's number. */
-static int32_t boxes_made(Play *play, int32_t many) {
+/* Adds mailboxes and returns the number of the first one. */
+static int32_t add_boxes(Play *play, int32_t many) {
     int32_t first = play->boxes.many;
     for (int32_t own = 0; own < many; own++) {
         int32_t made = TAKE(play->boxes);
@@ -137,13 +137,13 @@ static int32_t boxes_made(Play *play, int32_t many) {
     return first;
 }
 
-/* A rank's software handles one message after the other. */
-static void work(Play *play, int32_t rank, double size_bytes, int32_t kind, int32_t message) {
+/* Handles a message in a rank's software, one after the other. */
+static void software_work(Play *play, int32_t rank, double size_bytes, int32_t kind, int32_t message) {
     const Step *step = play->step;
     double until_s = play->busy_until_s[rank], cost_s = size_bytes * step->byte_s + step->message_s;
     play->worked_s[rank] += cost_s;
     until_s = (until_s > play->now_s ? until_s : play->now_s) + cost_s;
     play->busy_until_s[rank] = until_s;
-    later(play, until_s + step->handover_s - play->now_s, kind, message, 0);
+    call_later(play, until_s + step->handover_s - play->now_s, kind, message, 0);
 }
 

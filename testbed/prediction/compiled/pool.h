@@ -1,4 +1,4 @@
-/* Memory of a play: pools, of which places are taken one after the other, and what is zero and never grows. */
+/* Memory: growing pools of elements by number, and an arena of zeroed blocks of fixed size. */
 
 #pragma once
 
@@ -12,12 +12,12 @@
         int32_t many, room;                                                                                            \
     }
 
-/* The next place's number; whoever points into a pool looks again behind this. */
+/* Returns the next element's number; may move the pool, so pointers into it become invalid. */
 #define TAKE(pool)                                                                                                     \
-    ((pool).many == (pool).room ? (pool).all = grown((pool).all, sizeof *(pool).all, &(pool).room), (pool).many++      \
+    ((pool).many == (pool).room ? (pool).all = grow((pool).all, sizeof *(pool).all, &(pool).room), (pool).many++      \
                                 : (pool).many++)
 
-static inline void *there(void *memory) {
+static inline void *checked(void *memory) {
     if (!memory) {
         fputs("no memory left to play a step\n", stderr);
         abort();
@@ -25,9 +25,9 @@ static inline void *there(void *memory) {
     return memory;
 }
 
-static inline void *grown(void *all, size_t size_bytes, int32_t *room) {
+static inline void *grow(void *all, size_t size_bytes, int32_t *room) {
     *room = *room ? 2 * *room : 256;
-    return there(realloc(all, (size_t)*room * size_bytes));
+    return checked(realloc(all, (size_t)*room * size_bytes));
 }
 
 typedef struct Block {
@@ -45,7 +45,7 @@ static inline void *arena_take(Arena *arena, size_t size_bytes) {
     size_bytes = (size_bytes + 15) & ~(size_t)15;
     if (size_bytes > arena->left_bytes) {
         size_t room = size_bytes > USUAL ? size_bytes : USUAL;
-        Block *made = there(calloc(1, sizeof(Block) + 16 + room));
+        Block *made = checked(calloc(1, sizeof(Block) + 16 + room));
         made->before = arena->last;
         arena->last = made;
         arena->free = (char *)made + 16;
@@ -57,7 +57,7 @@ static inline void *arena_take(Arena *arena, size_t size_bytes) {
     return found;
 }
 
-static inline void arena_frees(Arena *arena) {
+static inline void arena_free(Arena *arena) {
     for (Block *own = arena->last, *before; own; own = before) {
         before = own->before;
         free(own);

@@ -1,4 +1,4 @@
-"""A step played by the compiled loop."""
+"""Simulation of a step by the compiled library, with results cached per network."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from testbed.prediction.collective_flow import (
     CollectiveFlow,
     FlowBuilder,
     Isolated,
-    alone_key,
-    alone_plan,
-    alone_software,
+    isolated_key,
+    isolated_plan,
+    isolated_software,
 )
 from testbed.prediction.compiled.build import Step, loop
 from testbed.prediction.compiled.columns import BOXES, PARTS, NetworkColumns, connection_columns, is_plain
@@ -31,9 +31,9 @@ PLAYED = 0
 
 
 class Outcome(NamedTuple):
-    """When operations began and ended, all ranks' one after the other.
+    """Start and end of operations, for all ranks one after the other.
 
-    worked_s: of each rank's software. burst_bytes: the most that any pair had to send at once.
+    worked_s: software time of each rank. burst_bytes: the most that any pair had to send at once.
     """
 
     columns: PlanColumns
@@ -44,12 +44,12 @@ class Outcome(NamedTuple):
 
     @property
     def step_time_s(self) -> float:
-        """Until the last rank is done."""
+        """Time until the last rank is done, in seconds."""
         return float(self.ended_s.max(initial=0.0))
 
     @property
     def alive(self) -> tuple[float, ...]:
-        """The most bytes of activations that each rank kept at once: as `memory.peak_alive` has it."""
+        """Peak bytes of activations of each rank, as `timeline.peak_activation_bytes` computes them."""
         return tuple(map(self._alive, range(len(self.columns.rank_pattern))))
 
     def _alive(self, rank: int) -> float:
@@ -63,69 +63,78 @@ class Outcome(NamedTuple):
 Fold = Callable[[GroupCollective], CollectiveFlow | None]
 
 
-def play(plan: JobPlan, ways: NetworkColumns, software: Software, fold: Fold | None = None) -> Outcome | None:
-    """What comes of a plan; None where it is one for `simulate`, which says what is wrong with it, too.
+def play(
+    plan: JobPlan, network_columns: NetworkColumns, software: Software, fold: Fold | None = None
+) -> Outcome | None:
+    """Simulate a plan; None if only `simulate` can, which also reports what is wrong with it.
 
-    fold: a collective as one flow, where they are.
+    fold: returns a collective as one flow; None to send its messages.
     """
     protocol = PROTOCOLS.find(software.protocol)
     handled = software.launch_s or software.completion_s or software.computing_share
-    if handled or protocol.registers or protocol.copies or not is_plain(ways.network):
+    if handled or protocol.registers or protocol.copies or not is_plain(network_columns.network):
         return None
     loaded, columns = loop(), columns_of(plan)
     if loaded is None or columns is None:
         return None
     flows = None if fold is None else [fold(kind) for kind in columns.kinds]
-    arrays = _arrays(plan, ways, columns, flows)
+    arrays = _arrays(plan, network_columns, columns, flows)
     many = int(columns.rank_first[-1])
     step = Step(
         ranks=len(plan.ranks),
         groups=max(1, len(plan.groups)),
-        parts=len(ways.capacity),
+        parts=len(network_columns.capacity),
         connections=len(arrays["queue_bytes"]),
         lanes=len(arrays["lane_source"]),
         boxes=int(columns.messages.box.max(initial=-1)) + 1,
         instances=max(1, int(arrays["instance_first"][-1])),
         ahead=AHEAD,
         holds=plan.holds_receivers,
-        at_once=ways.network.sends_at_once,
+        at_once=network_columns.network.sends_at_once,
         folded=fold is not None,
         message_s=software.message_s,
         byte_s=software.byte_s,
         handover_s=software.handover_s,
-        buffer_bytes=ways.network.send_buffer_bytes,
+        buffer_bytes=network_columns.network.send_buffer_bytes,
         **{name: array.ctypes.data for name, array in arrays.items()},
     )
     begun_s, ended_s, worked_s = np.zeros(many), np.zeros(many), np.zeros(len(plan.ranks))
     burst_bytes = np.zeros(1)
-    told = (own.ctypes.data for own in (begun_s, ended_s, worked_s, burst_bytes))
-    if loaded.play(ctypes.byref(step), *told) != PLAYED:
+    most_steps = (own.ctypes.data for own in (begun_s, ended_s, worked_s, burst_bytes))
+    if loaded.play(ctypes.byref(step), *most_steps) != PLAYED:
         return None
     return Outcome(columns, begun_s, ended_s, worked_s, float(burst_bytes[0]))
 
 
 def _arrays(
-    plan: JobPlan, ways: NetworkColumns, columns: PlanColumns, flows: Sequence[CollectiveFlow | None] | None
+    plan: JobPlan,
+    network_columns: NetworkColumns,
+    columns: PlanColumns,
+    flows: Sequence[CollectiveFlow | None] | None,
 ) -> dict[str, NDArray[Any]]:
-    """All that the loop reads, by its name there. flows: that collectives are, by kind; None: they send messages."""
+    """Return the arrays of `Step` by name. flows: of folded collectives, by kind; None: they send messages."""
     what = np.zeros(int(columns.rank_first[-1]), dtype=np.int32)
     messages, sends = columns.messages, columns.messages.sends
     what[messages.place] = messages.box
     what[messages.place[sends]] = np.arange(len(messages.kind))
     transfers = [
-        ways.transfer((source, target), numel * ways.itemsize, dscp)
+        network_columns.transfer((source, target), numel * network_columns.itemsize, dscp)
         for source, target, dscp, numel in messages.kinds.tolist()
     ]
     if flows is None:
-        of_collectives = _called(plan, columns, ways, what)
+        of_collectives = _called(plan, columns, network_columns, what)
     else:
         what[columns.collectives.place] = columns.collectives.alike
-        of_collectives = _flowing(plan, columns, flows, len(ways.connections))
-    folded = [ways.connection([flow.shares], flow.burst_bytes) for flow in flows or () if flow is not None]
-    # to be read once all that is sent is known
-    network = (
-        {**ways.columns(), **connection_columns([*ways.connections, *folded])} if folded else ways.columns()
-    )
+        of_collectives = _flowing(plan, columns, flows, len(network_columns.connections))
+    folded = [
+        network_columns.connection([flow.shares], flow.burst_bytes)
+        for flow in flows or ()
+        if flow is not None
+    ]
+    # only after the last transfer is known
+    network = dict(network_columns.columns())
+    if folded:
+        network |= connection_columns([*network_columns.connections, *folded])
     return {
         **_of_patterns(columns.patterns),
         "rank_kind": columns.rank_pattern,
@@ -134,8 +143,8 @@ def _arrays(
         "message_box": messages.box[sends],
         "message_transfer": np.array(transfers, dtype=np.int32)[messages.kind],
         "instance_first": row_offsets(columns.group_calls),
-        "capacity": ways.capacity,
-        "queue": ways.queue,
+        "capacity": network_columns.capacity,
+        "queue": network_columns.queue,
         **network,
         **of_collectives,
     }
@@ -150,10 +159,10 @@ def _of_patterns(patterns: Sequence[PatternColumns]) -> dict[str, NDArray[Any]]:
 
 
 def _called(
-    plan: JobPlan, columns: PlanColumns, ways: NetworkColumns, what: NDArray[np.int32]
+    plan: JobPlan, columns: PlanColumns, network_columns: NetworkColumns, what: NDArray[np.int32]
 ) -> dict[str, NDArray[Any]]:
-    """Of collectives that send messages."""
-    called = [ways.called(plan, kind) for kind in columns.kinds]
+    """Return the arrays of collectives that send messages."""
+    called = [network_columns.called(plan, kind) for kind in columns.kinds]
     members = [own.call.members for own in called]
     own = columns.collectives
     what[own.place] = row_offsets(members)[own.alike] + own.own
@@ -176,7 +185,7 @@ def _joined(rows: Sequence[NDArray[np.int32]]) -> NDArray[np.int32]:
 def _flowing(
     plan: JobPlan, columns: PlanColumns, flows: Sequence[CollectiveFlow | None], first: int
 ) -> dict[str, NDArray[Any]]:
-    """Of collectives that are a flow each; first: the number of these flows' first connection."""
+    """Return the arrays of folded collectives. first: number of their first connection."""
     groups = [kind.group for kind in columns.kinds]
     flowing = np.array([flow is not None for flow in flows], dtype=bool)
     return {
@@ -189,26 +198,28 @@ def _flowing(
     }
 
 
-_alone: IdentityCache[JobPlan] = IdentityCache(256)  # collectives, which searches have on many networks
+_isolated_plans: IdentityCache[JobPlan] = IdentityCache(
+    256
+)  # single collectives, which searches use on many networks
 
 
 class _NotPlain(Exception):
-    """A collective alone has to be played by `simulate`."""
+    """An isolated collective needs `simulate`."""
 
 
 class NetworkSimulator:
-    """alone: what collectives take there by themselves, which `simulate` shares."""
+    """Simulates plans on one network. isolated: cache of isolated collective times, shared with `simulate`."""
 
     def __init__(self, network: Network, ranks: int, itemsize: int, software: Software) -> None:
         self.network, self.itemsize, self.software = network, itemsize, software
-        self.ways = NetworkColumns(network, ranks, itemsize)
-        self.alone: dict[Hashable, Isolated] = {}
+        self.columns = NetworkColumns(network, ranks, itemsize)
+        self.isolated: dict[Hashable, Isolated] = {}
         self._flows: dict[Hashable, CollectiveFlow | None] = {}
 
     def play(self, plan: JobPlan, *, folded: bool) -> Outcome | None:
-        """What comes of a plan, see `simulate`; None where that has to play it."""
+        """Simulate a plan, see `simulate`; None if only that can."""
         try:
-            return play(plan, self.ways, self.software, self._fold(plan) if folded else None)
+            return play(plan, self.columns, self.software, self._fold(plan) if folded else None)
         except _NotPlain:
             return None
 
@@ -217,7 +228,7 @@ class NetworkSimulator:
 
         def fold(operation: GroupCollective) -> CollectiveFlow | None:
             _, members = plan.groups[operation.group]
-            key = alone_key(plan, operation, members, plan.dscp(operation))
+            key = isolated_key(plan, operation, members, plan.dscp(operation))
             if key not in self._flows:
                 self._flows[key] = folder.flow(operation, plan)
             return self._flows[key]
@@ -225,13 +236,15 @@ class NetworkSimulator:
         return fold
 
     def _isolated(self, plan: JobPlan, operation: GroupCollective, members: Members, dscp: int) -> Isolated:
-        key = alone_key(plan, operation, members, dscp)
-        if key not in self.alone:
-            alone = _alone.of(
-                (), lambda: alone_plan(plan, operation, members, dscp), (key, operation.kind, len(plan.ranks))
+        key = isolated_key(plan, operation, members, dscp)
+        if key not in self.isolated:
+            alone = _isolated_plans.of(
+                (),
+                lambda: isolated_plan(plan, operation, members, dscp),
+                (key, operation.kind, len(plan.ranks)),
             )
-            found = play(alone, self.ways, alone_software(self.software))
+            found = play(alone, self.columns, isolated_software(self.software))
             if found is None:
                 raise _NotPlain
-            self.alone[key] = Isolated(found.step_time_s, found.worked_s.tolist(), found.burst_bytes)
-        return self.alone[key]
+            self.isolated[key] = Isolated(found.step_time_s, found.worked_s.tolist(), found.burst_bytes)
+        return self.isolated[key]

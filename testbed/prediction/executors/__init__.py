@@ -1,4 +1,4 @@
-"""Where pieces of work are done that know nothing of each other: here, in processes of this machine, by a cluster."""
+"""Executors for independent tasks: this process, a pool of processes, or a Dask cluster."""
 
 from testbed.prediction.executors.base import Executor, ExecutorError, Workers, WorkStopped
 from testbed.prediction.executors.process_pool import Processes

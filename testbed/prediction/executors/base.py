@@ -1,4 +1,4 @@
-"""What an engine is: it applies a function to items, wherever it likes, and gives the results in their order."""
+"""Executor interface: apply a function to items anywhere and return the results in order."""
 
 from __future__ import annotations
 
@@ -8,14 +8,21 @@ from typing import Any, Protocol
 from testbed.errors import TestbedError
 
 Function = Callable[[Any, Any], Any]
-"""Takes what all items have in common, and an item. Of a module, so that it is found elsewhere by its name."""
+"""Takes the common argument and an item. It must be a module's function, so that other processes can import it."""
 
 
 class Workers(Protocol):
-    """Does one kind of work for the length of a block."""
+    """Workers that run one function, as a context manager."""
 
     def map(self, items: Sequence[Any]) -> Iterator[Any]:
-        """What each item comes to, in their order. WorkStopped, ExecutorError, and what the function raises."""
+        """Yield the result of each item in order.
+
+        Raises:
+            WorkStopped: A worker was killed.
+            ExecutorError: The workers cannot be used.
+
+        Exceptions of the function are passed on.
+        """
 
     def __enter__(self) -> Workers: ...
 
@@ -23,26 +30,26 @@ class Workers(Protocol):
 
 
 class Executor(Protocol):
-    """Has workers. Functions must do no harm when they are called again for the same item: a worker may have died."""
+    """A source of workers. Functions must be idempotent: an item is repeated when its worker dies."""
 
     @property
     def words(self) -> str:
-        """Who works, for people."""
+        """A description of the workers for people."""
 
     @property
     def at_once(self) -> int:
-        """How many runs its workers carry at once; one where this machine carries them by itself."""
+        """How many runs its workers execute at once; 1 if this machine executes them."""
 
     def stop(self) -> None:
-        """Give up all that is being done, for whoever waits for it in another thread: that ends with WorkStopped."""
+        """Abort all work; a thread that waits for it gets WorkStopped."""
 
     def workers(self, function: Function, common: Any) -> Workers:
-        """For this function; `common` is sent to each of them once."""
+        """Return workers for this function; `common` is sent to each of them once."""
 
 
 class WorkStopped(TestbedError):
-    """A process that did some of the work was ended by somebody else."""
+    """A worker process was killed from outside."""
 
 
 class ExecutorError(TestbedError):
-    """An engine that is not there, or whose workers are not as this machine is."""
+    """An executor is not available, or its workers differ from this machine."""

@@ -1,7 +1,7 @@
-"""The engine by Dask (the extra `dask`): processes of this machine, or a cluster's workers, which may die meanwhile.
+"""Dask executor (the extra `dask`): local processes or a cluster, whose workers may die.
 
-Dask does again what a dead worker had, as long as a worker is left. What all items have in common is a task of its own:
-when the worker that keeps it dies, the scheduler makes it anew.
+Dask repeats the tasks of a dead worker as long as another one is left. The common argument is a task of its own: when
+the worker that holds it dies, the scheduler recomputes it.
 """
 
 from __future__ import annotations
@@ -20,20 +20,26 @@ from testbed.prediction.executors.base import ExecutorError, Function, Workers, 
 
 INSTALL = "pip install 'scale-across-testbed[dask]'"
 CONNECT_S = 10.0
-LOOK_S = 1.0  # between looks at whether there are workers
-ALONE_S = 60.0  # without any worker, after which nobody waits for another
+POLL_S = 1.0  # interval to check whether there are workers
+WITHOUT_WORKER_S = 60.0  # without any worker, after which the executor gives up
 About = Callable[[], Mapping[str, str]]
-"""What must be the same on all workers, by its name; a function of a module."""
+"""A module's function that returns what must be equal on all workers, by name."""
 
 
 @contextlib.contextmanager
 def cluster(scheduler: str | None, jobs: int, about: About) -> Iterator[Cluster]:
-    """Workers of a scheduler that runs already, or so many processes of this machine, for the length of a block.
+    """Connect to a scheduler, or start `jobs` local processes, for the length of a block.
 
-    ExecutorError where Dask is not there, nobody answers, there is no worker, or one is not as this machine is.
+    Args:
+        scheduler: Address of a running scheduler; None for local processes.
+        jobs: Number of local processes.
+        about: Returns what must be equal on all workers.
+
+    Raises:
+        ExecutorError: Dask is not installed, the scheduler does not answer, or a worker is missing or differs.
     """
     try:
-        from distributed import Client, LocalCluster  # noqa: PLC0415 (slow, and not always there)
+        from distributed import Client, LocalCluster  # noqa: PLC0415 (slow, and optional)
     except ImportError:
         raise ExecutorError("--engine dask: Dask is not installed", hint=INSTALL) from None
     with contextlib.ExitStack() as stack:
@@ -51,7 +57,7 @@ def cluster(scheduler: str | None, jobs: int, about: About) -> Iterator[Cluster]
             try:
                 client = stack.enter_context(Client(scheduler, timeout=CONNECT_S))
             except (OSError, ValueError) as error:
-                raise ExecutorError(f"--scheduler {scheduler}: nobody answers there ({error})") from None
+                raise ExecutorError(f"--scheduler {scheduler}: no answer ({error})") from None
         found = Cluster(client, scheduler or "this machine", about)
         found.check()
         yield found
@@ -59,7 +65,7 @@ def cluster(scheduler: str | None, jobs: int, about: About) -> Iterator[Cluster]
 
 @dataclass(frozen=True)
 class Cluster:
-    """A client of a scheduler. where: its address, for people."""
+    """A client of a scheduler. where: its address, for messages."""
 
     client: Any
     where: str
@@ -68,17 +74,17 @@ class Cluster:
 
     @property
     def words(self) -> str:
-        """See `Engine`."""
+        """See `Executor`."""
         count = self.at_once
         return f"{count} worker{'' if count == 1 else 's'} of Dask at {self.where}"
 
     @property
     def at_once(self) -> int:
-        """How many workers there are now, at least one."""
+        """The current number of workers, at least one."""
         return max(1, len(_workers(self.client)))
 
     def check(self) -> None:
-        """ExecutorError unless there are workers, and all have what this machine has."""
+        """Raise ExecutorError unless there are workers that all match this machine."""
         if not _workers(self.client):
             raise ExecutorError(
                 f"the scheduler at {self.where} has no worker", hint="start one: dask worker ADDRESS"
@@ -98,16 +104,16 @@ class Cluster:
             raise ExecutorError("\n".join(different), hint=hint)
 
     def stop(self) -> None:
-        """See `Engine`."""
+        """See `Executor`."""
         self._stopped.set()
 
     def workers(self, function: Function, common: Any) -> Workers:
-        """See `Engine`."""
-        return _Tasks(self, function, common)
+        """See `Executor`."""
+        return _DaskWorkers(self, function, common)
 
 
 def difference(own: Mapping[str, str], expected: Mapping[str, str]) -> str:
-    """What a worker has that is not as expected, for people; empty where all is."""
+    """Describe what a worker has that differs from the expected values; empty if nothing does."""
     return "; ".join(
         f"{name} {own.get(name, 'none')}, expected {value}"
         for name, value in expected.items()
@@ -115,13 +121,13 @@ def difference(own: Mapping[str, str], expected: Mapping[str, str]) -> str:
     )
 
 
-class _Tasks:
+class _DaskWorkers:
     def __init__(self, engine: Cluster, function: Function, common: Any) -> None:
         self.client, self.about, self.where = engine.client, engine.about, engine.where
         self.function, self.common, self.stopped = function, common, engine._stopped
         self.expected = dict(engine.about())
         self._futures: list[Any] = []
-        self._common: Any = None  # in the scheduler's hands
+        self._common: Any = None  # a future
 
     def __enter__(self) -> Workers:
         return self
@@ -136,43 +142,43 @@ class _Tasks:
         if not items:
             return
         if self._common is None:
-            self._common = self.client.submit(_same, self.common, pure=False)
+            self._common = self.client.submit(_identity, self.common, pure=False)
             self._futures.append(self._common)
         about = {"about": self.about, "expected": self.expected}
         futures = self.client.map(
-            _one, list(items), function=self.function, common=self._common, pure=False, **about
+            _run_item, list(items), function=self.function, common=self._common, pure=False, **about
         )
         self._futures += futures
         for future in futures:
             yield self._result(future)
 
     def _result(self, future: Any) -> Any:
-        """Of a task, whoever does it. WorkStopped where nobody will."""
+        """Wait for a task's result, whichever worker computes it. Raises WorkStopped if none will."""
         from distributed import KilledWorker  # noqa: PLC0415
-        from distributed import TimeoutError as NotYet  # noqa: PLC0415
+        from distributed import TimeoutError as DaskTimeout  # noqa: PLC0415
 
-        alone_s = time.monotonic()
+        last_worker_s = time.monotonic()
         while not self.stopped.is_set():
             try:
-                return future.result(timeout=LOOK_S)
+                return future.result(timeout=POLL_S)
             except KilledWorker as error:
-                raise self._gave_up(f"one piece of work ended several workers: {error}") from None
-            except (NotYet, OSError, CancelledError) as error:
+                raise self._stopped_error(f"one piece of work ended several workers: {error}") from None
+            except (DaskTimeout, OSError, CancelledError) as error:
                 if future.status == "error":
-                    raise  # the work's own
-                if not isinstance(error, NotYet):
-                    raise self._gave_up(f"the scheduler went away ({error})") from None
+                    raise  # the task's own exception
+                if not isinstance(error, DaskTimeout):
+                    raise self._stopped_error(f"lost the scheduler ({error})") from None
             if _workers(self.client):
-                alone_s = time.monotonic()
-            elif time.monotonic() - alone_s > ALONE_S:
-                raise self._gave_up(f"no worker has been there for {ALONE_S:.0f} s")
-        raise self._gave_up("stopped")
+                last_worker_s = time.monotonic()
+            elif time.monotonic() - last_worker_s > WITHOUT_WORKER_S:
+                raise self._stopped_error(f"no worker for {WITHOUT_WORKER_S:.0f} s")
+        raise self._stopped_error("stopped")
 
-    def _gave_up(self, why: str) -> WorkStopped:
-        return WorkStopped(f"{self.where}: {why}", hint=GO_ON)
+    def _stopped_error(self, why: str) -> WorkStopped:
+        return WorkStopped(f"{self.where}: {why}", hint=CONTINUE_HINT)
 
 
-GO_ON = "what was done is kept: the same command with -o FOLDER goes on"
+CONTINUE_HINT = "finished work is kept: the same command with -o FOLDER continues"
 
 
 def _workers(client: Any) -> Sequence[str]:
@@ -182,22 +188,24 @@ def _workers(client: Any) -> Sequence[str]:
         return []
 
 
-def _same(value: Any) -> Any:
+def _identity(value: Any) -> Any:
     return value
 
 
 def _about_here(about: About) -> Mapping[str, str]:
-    return _kept(about)
+    return _cached_about(about)
 
 
 @lru_cache(maxsize=2)
-def _kept(about: About) -> Mapping[str, str]:
-    """Once for each process: code does not change under a worker."""
+def _cached_about(about: About) -> Mapping[str, str]:
+    """Cache the values per process: a worker's code does not change."""
     return dict(about())
 
 
-def _one(item: Any, *, function: Function, common: Any, about: About, expected: Mapping[str, str]) -> Any:
-    """Also a worker that came late is looked at before it does anything."""
-    if words := difference(_kept(about), expected):
-        raise ExecutorError(f"a worker that came later is not as this machine is: {words}")
+def _run_item(
+    item: Any, *, function: Function, common: Any, about: About, expected: Mapping[str, str]
+) -> Any:
+    """Run one item, after checking a worker that joined later."""
+    if words := difference(_cached_about(about), expected):
+        raise ExecutorError(f"a worker that joined later differs from this machine: {words}")
     return function(common, item)

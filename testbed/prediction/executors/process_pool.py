@@ -1,4 +1,4 @@
-"""The engine without any library: this process where there is little to do, else processes of this machine."""
+"""Executor without dependencies: this process for little work, else a pool of processes on this machine."""
 
 from __future__ import annotations
 
@@ -14,36 +14,36 @@ from testbed.gc_control import set_infrequent_gc
 from testbed.prediction.executors.base import Function, Workers, WorkStopped
 from testbed.processes import set_parent_death_signal
 
-FEW = 24  # items that are done before other processes have started
-AT_ONCE = 4  # that a process is handed together
+FEW = 24  # items that are done sooner than other processes start
+BATCH = 4  # items per batch
 
 
 @dataclass(frozen=True)
 class Processes:
-    """So many of them, started afresh as `multiprocessing` does by "spawn"; of one the work is done here."""
+    """A pool of processes with the start method "spawn"; with one job, this process."""
 
     jobs: int = 1
 
     @property
     def words(self) -> str:
-        """See `Engine`."""
+        """See `Executor`."""
         return "this process" if self.jobs == 1 else f"{self.jobs} processes"
 
     @property
     def at_once(self) -> int:
-        """See `Engine`."""
+        """See `Executor`."""
         return 1
 
     def stop(self) -> None:
-        """Nobody waits in another thread."""
+        """Do nothing: no other thread waits."""
 
     def workers(self, function: Function, common: Any) -> Workers:
-        """See `Engine`."""
-        return _Pool(self.jobs, function, common)
+        """See `Executor`."""
+        return _PoolWorkers(self.jobs, function, common)
 
 
 @dataclass
-class _Pool:
+class _PoolWorkers:
     jobs: int
     function: Function
     common: Any
@@ -54,38 +54,38 @@ class _Pool:
 
     def __exit__(self, kind: object, *rest: object) -> None:
         if self._pool is not None:
-            # without waiting for what nobody wants any more
+            # after an exception, do not wait for results that nobody needs
             self._pool.shutdown(wait=kind is None, cancel_futures=True)
 
     def map(self, items: Sequence[Any]) -> Iterator[Any]:
         """See `Workers`."""
         if self.jobs > 1 and len(items) > FEW and self._pool is None:
             arguments = (self.function, self.common)
-            self._pool = ProcessPoolExecutor(self.jobs, get_context("spawn"), _begin, arguments)
-        if self._pool is None or len(items) <= AT_ONCE:
+            self._pool = ProcessPoolExecutor(self.jobs, get_context("spawn"), _initialise, arguments)
+        if self._pool is None or len(items) <= BATCH:
             return (self.function(self.common, item) for item in items)
-        return _whole(self._pool.map(_one, items, chunksize=AT_ONCE))
+        return _results(self._pool.map(_run_item, items, chunksize=BATCH))
 
 
-def _whole(results: Iterator[Any]) -> Iterator[Any]:
+def _results(results: Iterator[Any]) -> Iterator[Any]:
     try:
         yield from results
     except BrokenProcessPool:
-        message = "a process that did some of the work was killed, by somebody or for want of memory"
-        hint = "the same command with -o FOLDER goes on; --jobs 1 takes the least memory"
+        message = "a worker process was killed, perhaps for lack of memory"
+        hint = "the same command with -o FOLDER continues; --jobs 1 needs the least memory"
         raise WorkStopped(message, hint=hint) from None
 
 
-_WORK: list[tuple[Function, Any]] = []  # of a process that works
+_WORK: list[tuple[Function, Any]] = []  # of a worker process
 
 
-def _begin(function: Function, common: Any) -> None:
+def _initialise(function: Function, common: Any) -> None:
     set_parent_death_signal(signal.SIGKILL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who started it is told, and ends its processes
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles it and ends its processes
     set_infrequent_gc()
     _WORK[:] = [(function, common)]
 
 
-def _one(item: Any) -> Any:
+def _run_item(item: Any) -> Any:
     function, common = _WORK[0]
     return function(common, item)

@@ -1,5 +1,5 @@
-"""Packets, one by one: links that queue them, and TCP as Linux has it, where averages are not enough.
+"""Packet-level simulation of links and of Linux TCP, for effects that averages miss.
 
-Queues that hold less than a round trip, windows that fill one together, losses that wait for a timer. What playing a
-step takes goes by its packets: some ten microseconds for each.
+Such effects are queues shorter than a round trip, windows that fill a queue together, and losses that wait for a timer.
+The cost of a step grows with its packets: some ten microseconds each.
 """

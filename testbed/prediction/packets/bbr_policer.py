@@ -1,68 +1,75 @@
-"""Whether a policer cuts BBR's rate, and to what, as Linux guesses it (`bbr_lt_bw_sampling`)."""
+"""BBR's detection of token-bucket policers, and of their rate, as in Linux (`bbr_lt_bw_sampling`)."""
 
 from __future__ import annotations
 
-ROUNDS, USED_ROUNDS = 4, 48  # of an interval, at the least; that a rate is used for
-LOST = 50 / 256  # of what is delivered in an interval
-ALIKE = 1 / 8  # rates of two intervals, one after the other
+ROUNDS, USED_ROUNDS = 4, 48  # minimum rounds of an interval; rounds for which a detected rate is used
+LOST = 50 / 256  # minimum loss in an interval relative to what is delivered
+ALIKE = 1 / 8  # maximum relative difference between the rates of two consecutive intervals
 LEAST_S = 1e-3
 
 
 class PolicerDetector:
-    """Of one connection. rate: packets per second that it is cut to; 0 while nothing says so."""
+    """Policer detection of one connection. rate: detected rate in packets per second; 0 for none."""
 
     def __init__(self) -> None:
         self.rate = 0.0
-        self._before = 0.0  # rate of the interval before
-        self._samples, self._rounds = False, 0
-        # until the interval began, and when; packets lost in it
-        self._delivered, self._since_s, self._lost = 0, 0.0, 0
+        self._previous_rate = 0.0  # rate of the previous interval
+        self._is_sampling, self._rounds = False, 0
+        # of the current interval: packets delivered before it, its start, packets lost in it
+        self._delivered, self._started_s, self._lost = 0, 0.0, 0
 
-    def heard(self, delivered: int, now_s: float, lost: int, *, begins: bool, limited: bool) -> bool:
-        """Another sample: whether it is over. delivered: in all, until now_s. begins: a round trip does.
+    def update(
+        self, delivered: int, now_s: float, lost: int, *, is_round_start: bool, is_app_limited: bool
+    ) -> bool:
+        """Process a sample; return whether the detected rate is no longer to be used.
 
-        lost: now. limited: there is not enough to send.
+        Args:
+            delivered: Packets delivered until `now_s`.
+            now_s: Time of the last delivery.
+            lost: Newly lost packets.
+            is_round_start: Whether a round begins.
+            is_app_limited: Whether the application limits sending.
         """
         self._lost += lost
         if self.rate:
-            self._rounds += begins
-            over = self._rounds >= USED_ROUNDS
-            if over:
+            self._rounds += is_round_start
+            is_over = self._rounds >= USED_ROUNDS
+            if is_over:
                 self._reset(delivered, now_s)
-            return over
-        if not self._samples:
+            return is_over
+        if not self._is_sampling:
             if not lost:
                 return False
-            self._begin(delivered, now_s)
-            self._samples = True
-        if limited:
+            self._start_interval(delivered, now_s)
+            self._is_sampling = True
+        if is_app_limited:
             self._reset(delivered, now_s)
             return False
-        self._rounds += begins
+        self._rounds += is_round_start
         if self._rounds > 4 * ROUNDS:
             self._reset(delivered, now_s)
         elif self._rounds >= ROUNDS and lost:
-            self._look(delivered, now_s)
+            self._check_interval(delivered, now_s)
         return False
 
-    def _look(self, delivered: int, now_s: float) -> None:
-        came, took_s = delivered - self._delivered, now_s - self._since_s
-        if not came or self._lost < LOST * came or took_s < LEAST_S:
+    def _check_interval(self, delivered: int, now_s: float) -> None:
+        arrived, took_s = delivered - self._delivered, now_s - self._started_s
+        if not arrived or self._lost < LOST * arrived or took_s < LEAST_S:
             return
-        rate = came / took_s
-        if self._before and abs(rate - self._before) <= ALIKE * self._before:
-            self.rate, self._rounds = (rate + self._before) / 2, 0
+        rate = arrived / took_s
+        if self._previous_rate and abs(rate - self._previous_rate) <= ALIKE * self._previous_rate:
+            self.rate, self._rounds = (rate + self._previous_rate) / 2, 0
             return
-        self._before = rate
-        self._begin(delivered, now_s)
+        self._previous_rate = rate
+        self._start_interval(delivered, now_s)
 
-    def _begin(self, delivered: int, now_s: float) -> None:
-        self._delivered, self._since_s, self._lost, self._rounds = delivered, now_s, 0, 0
+    def _start_interval(self, delivered: int, now_s: float) -> None:
+        self._delivered, self._started_s, self._lost, self._rounds = delivered, now_s, 0, 0
 
     def _reset(self, delivered: int, now_s: float) -> None:
-        self.rate, self._before, self._samples = 0.0, 0.0, False
-        self._begin(delivered, now_s)
+        self.rate, self._previous_rate, self._is_sampling = 0.0, 0.0, False
+        self._start_interval(delivered, now_s)
 
     def shift(self, seconds: float) -> None:
-        """Tell the time from so much later on."""
-        self._since_s -= seconds
+        """Move recorded times `seconds` back."""
+        self._started_s -= seconds

@@ -1,4 +1,4 @@
-"""What a congestion control decides of one connection: its window and its pace, by what the sender tells it."""
+"""Congestion control per connection: the interface, loss-based windows, HyStart, and delivery rate sampling."""
 
 from __future__ import annotations
 
@@ -11,24 +11,32 @@ from typing import ClassVar
 from testbed.net.paths.congestion import Growth
 from testbed.net.paths.losses import INITIAL_WINDOW_PACKETS, MIN_WINDOW_PACKETS
 
-PACE_SHARE = 1024  # of what is paced in a second: 1 ms of it (`sk_pacing_shift`)
+PACE_SHARE = 1024  # the NIC's queue may hold 1/1024 s of a connection at its pace (`sk_pacing_shift`)
 
 
 @dataclass(slots=True)
 class AckSample:
-    """An acknowledgement, in packets and seconds; the next one is told of by the same object.
+    """What an acknowledgement says, in packets and seconds; the object is reused for the next one.
 
-    delivered: that it tells of. advanced: whether the first that was not acknowledged is. lost: that are known to be by
-    it. flying, before: under way now, and until it came. recovering: whether losses are being mended. latest_s: round
-    trip of the one sent last; negative where it is not known. least_s: the least one.
-    departs_s: when the next packet may leave. sent: packets until now, each as often as it was.
+    Attributes:
+        now_s: Current time.
+        delivered: Newly delivered packets.
+        advanced: Whether the cumulative acknowledgement advanced.
+        lost: Newly lost packets.
+        in_flight: Packets in flight now.
+        before: Packets in flight before.
+        recovering: Whether losses are being repaired.
+        latest_s: Round trip of the packet sent last; negative if unknown.
+        least_s: Minimum round trip.
+        departs_s: When the next packet may leave.
+        sent: Packets transmitted so far, retransmissions included.
     """
 
     now_s: float = 0.0
     delivered: int = 0
     advanced: bool = False
     lost: int = 0
-    flying: int = 0
+    in_flight: int = 0
     before: int = 0
     recovering: bool = False
     latest_s: float = -1.0
@@ -38,199 +46,205 @@ class AckSample:
 
 
 class Control(ABC):
-    """Of one connection. window: packets."""
+    """The congestion control of one connection. window: packets."""
 
     paces: ClassVar[bool] = False
-    """Whether packets leave one by one, at its pace, by what it measures of each."""
+    """Whether packets are paced at its rate, and stamped for rate samples."""
 
     window: float = float(INITIAL_WINDOW_PACKETS)
 
     @abstractmethod
-    def pace(self, packet_bytes: int, out: int, usual_s: float) -> float:
-        """Bytes per second; out: packets that are not acknowledged."""
+    def pace(self, packet_bytes: int, out: int, smoothed_s: float) -> float:
+        """Return the pacing rate in bytes per second. out: unacknowledged packets. smoothed_s: smoothed round trip."""
 
     def stamp(self, now_s: float, first: bool) -> Stamp | None:
-        """Of a packet that is sent, or again, of one that `paces`. first: nothing else is under way."""
+        """Return the stamp of a packet that is sent, if it measures rates. first: nothing else is in flight."""
         return None
 
-    def came(self, sent_s: float, number: int, stamp: Stamp) -> None:  # noqa: B027 - most measure nothing
-        """A packet was delivered."""
+    def on_delivered(self, sent_s: float, number: int, stamp: Stamp) -> None:  # noqa: B027 - most measure nothing
+        """Record a delivered packet."""
 
-    def starve(self, flying: int) -> None:  # noqa: B027 - most do not mind
-        """There is not enough to send."""
+    def on_app_limited(self, in_flight: int) -> None:  # noqa: B027 - most do not mind
+        """Record that the application limits sending."""
 
-    def resume(self, now_s: float, idle_s: float) -> None:  # noqa: B027 - most do not mind
-        """It sends, and nothing was under way for so long."""
+    def on_restart(self, now_s: float, idle_s: float) -> None:  # noqa: B027 - most do not mind
+        """Restart after nothing was in flight for `idle_s`."""
 
-    def use(self, full: bool, out: int, unacknowledged: int, next_byte: int) -> None:  # noqa: B027
-        """All is sent that may be. full: so much is under way as the window has."""
+    def on_window_use(self, full: bool, out: int, unacknowledged: int, next_byte: int) -> None:  # noqa: B027
+        """Record that everything permitted was sent. full: the window limits sending."""
 
-    def time(  # noqa: B027 - most look at it when they hear the rest
+    def on_rtt_sample(  # noqa: B027 - most look at it when they hear the rest
         self, now_s: float, latest_s: float, unacknowledged: int, next_byte: int, pace: Callable[[], float]
     ) -> None:
-        """A round trip was measured. pace: that Linux reckons with."""
+        """Record a round-trip sample. pace: returns Linux's pacing rate."""
 
     @abstractmethod
-    def heard(self, told: AckSample) -> None:
-        """An acknowledgement."""
+    def on_ack(self, ack: AckSample) -> None:
+        """Process an acknowledgement."""
 
     @abstractmethod
-    def lose(self, sent: int, *, again: bool) -> None:
-        """Packets are lost. sent: as `AckSample` has it; again: of those that were sent after a timeout."""
+    def enter_recovery(self, sent: int, *, after_timeout: bool) -> None:
+        """Start recovery. sent: packets transmitted so far. after_timeout: losses of packets sent after a timeout."""
 
-    def recovered(self) -> None:  # noqa: B027 - most say so themselves
-        """What was lost is mended."""
-
-    @abstractmethod
-    def mended(self) -> None:
-        """A probe has mended a loss that nothing else told of."""
+    def exit_recovery(self) -> None:  # noqa: B027 - most say so themselves
+        """End recovery."""
 
     @abstractmethod
-    def time_out(self, flying: int, *, anew: bool) -> None:
-        """Nothing was heard for too long. anew: it is not the same episode of losses as before."""
+    def on_probe_repair(self) -> None:
+        """React to a loss that a tail loss probe has repaired."""
+
+    @abstractmethod
+    def on_timeout(self, in_flight: int, *, is_new_episode: bool) -> None:
+        """React to a retransmission timeout. is_new_episode: it starts a new episode of losses."""
 
     def undo(self) -> None:  # noqa: B027 - most go by other things
-        """It was only late what it timed out for."""
+        """Undo the last timeout, which was spurious."""
 
     @abstractmethod
     def shift(self, seconds: float) -> None:
-        """Tell the time from so much later on."""
+        """Move recorded times `seconds` back."""
 
 
 class LossBasedControl(Control):
-    """A window that opens until packets are lost: as a `Growth` has it, and RFC 6937 while losses are mended."""
+    """A window that grows until packets are lost, by a `Growth`; RFC 6937 (PRR) during recovery."""
 
     def __init__(self, growth: type[Growth]) -> None:
         self.window = float(INITIAL_WINDOW_PACKETS)
         self._growth = growth()
         self._hystart = HyStart() if growth.uses_hystart else None
         self._threshold = math.inf
-        self._least_s = math.inf  # round trip of data, whatever the handshake took
-        self._undone = self.window, self._threshold  # what they were before a timeout
-        # of RFC 6937: the window before, packets that came since, packets that had been sent
-        self._prior = self._given = self._sent = 0
-        self._is_full, self._most, self._most_until = False, 0, 0
+        self._least_s = math.inf  # minimum round trip of data, without the handshake
+        self._undo_state = self.window, self._threshold  # before the last timeout
+        # PRR: window before recovery, packets delivered since, packets transmitted when it began
+        self._prior = self._delivered_since = self._transmitted_before = 0
+        self._is_window_limited, self._most_out, self._most_out_until = False, 0, 0
 
-    def pace(self, packet_bytes: int, out: int, usual_s: float) -> float:
-        """That Linux reckons with, though nothing is paced by it (`tcp_update_pacing_rate`)."""
+    def pace(self, packet_bytes: int, out: int, smoothed_s: float) -> float:
+        """Return the rate that Linux computes though nothing is paced by it (`tcp_update_pacing_rate`)."""
         window = self.window
         gain = 2.0 if window < self._threshold / 2 else 1.2
-        return gain * packet_bytes * (window if window >= out else out) / usual_s
+        return gain * packet_bytes * (window if window >= out else out) / smoothed_s
 
-    def resume(self, now_s: float, idle_s: float) -> None:
-        """Its clock stands meanwhile."""
+    def on_restart(self, now_s: float, idle_s: float) -> None:
+        """Stop the growth's clock for the idle time."""
         self._growth.idle(idle_s)
 
-    def use(self, full: bool, out: int, unacknowledged: int, next_byte: int) -> None:
-        """What the window is used for counts for a round trip (`tcp_cwnd_validate`)."""
-        if full or unacknowledged >= self._most_until or (not self._is_full and out > self._most):
-            self._is_full, self._most, self._most_until = full, out, next_byte
+    def on_window_use(self, full: bool, out: int, unacknowledged: int, next_byte: int) -> None:
+        """Record for a round trip how the window is used (`tcp_cwnd_validate`)."""
+        if (
+            full
+            or unacknowledged >= self._most_out_until
+            or (not self._is_window_limited and out > self._most_out)
+        ):
+            self._is_window_limited, self._most_out, self._most_out_until = full, out, next_byte
 
-    def time(
+    def on_rtt_sample(
         self, now_s: float, latest_s: float, unacknowledged: int, next_byte: int, pace: Callable[[], float]
     ) -> None:
-        """It may double no more."""
+        """Let HyStart end slow start."""
         self._least_s = min(self._least_s, latest_s)
         if self._hystart and self.window < self._threshold:
             window = int(self.window)
-            if self._hystart.acknowledged(now_s, unacknowledged, next_byte, latest_s, window, pace()):
+            if self._hystart.should_exit(now_s, unacknowledged, next_byte, latest_s, window, pace()):
                 self._threshold = float(window)
 
-    def heard(self, told: AckSample) -> None:
-        """Go down, or up."""
-        if told.recovering:
-            self._reduce(told, more=told.advanced and not told.lost)
-        elif told.advanced:
-            self._grow(told.delivered, told.now_s)
+    def on_ack(self, ack: AckSample) -> None:
+        """Reduce the window in recovery, else grow it."""
+        if ack.recovering:
+            self._reduce(ack, advance_only=ack.advanced and not ack.lost)
+        elif ack.advanced:
+            self._grow(ack.delivered, ack.now_s)
 
-    def _reduce(self, told: AckSample, *, more: bool) -> None:
-        """As Linux has it (`tcp_cwnd_reduction`)."""
-        delivered, flying, taken = told.delivered, told.flying, told.sent - self._sent
+    def _reduce(self, ack: AckSample, *, advance_only: bool) -> None:
+        """Apply proportional rate reduction (`tcp_cwnd_reduction`)."""
+        delivered, in_flight, taken = ack.delivered, ack.in_flight, ack.sent - self._transmitted_before
         if not delivered:
             return
-        self._given += delivered
+        self._delivered_since += delivered
         threshold = int(self._threshold)
-        room = threshold - flying
+        room = threshold - in_flight
         if room < 0:
-            some = -(-threshold * self._given // self._prior) - taken
+            sample = -(-threshold * self._delivered_since // self._prior) - taken
         else:
-            some = min(room, max(self._given - taken, delivered) + more)
-        self.window = float(flying + max(some, 0 if taken else 1))
+            sample = min(room, max(self._delivered_since - taken, delivered) + advance_only)
+        self.window = float(in_flight + max(sample, 0 if taken else 1))
 
     def _grow(self, delivered: int, now_s: float) -> None:
         window = self.window
         if window < self._threshold:
-            if not self._is_full and window >= 2 * self._most:
+            if not self._is_window_limited and window >= 2 * self._most_out:
                 return
             self.window = min(window + delivered, self._threshold)
             delivered -= int(self.window - window)
-        if delivered > 0 and self._is_full and self.window >= self._threshold:
-            # the kernel's is 0 until one was measured, as of a window that was lost as a whole
+        if delivered > 0 and self._is_window_limited and self.window >= self._threshold:
+            # the kernel's minimum is 0 until it has a sample, for instance after the loss of a whole window
             least_s = self._least_s if self._least_s < math.inf else 0.0
             self.window = self._growth.grown(self.window, delivered, now_s, least_s)
 
-    def _cut(self) -> None:
-        # the kernel's windows are whole
+    def _reduce_threshold(self) -> None:
+        # the kernel's windows are integers
         self._threshold = max(
             MIN_WINDOW_PACKETS, float(int(self._growth.after_loss(float(int(self.window)))))
         )
 
-    def lose(self, sent: int, *, again: bool) -> None:
-        """Begin to go down."""
-        self._prior, self._sent = int(self.window), sent
-        self._given = 0
-        if not again:
-            self._cut()
+    def enter_recovery(self, sent: int, *, after_timeout: bool) -> None:
+        """Start proportional rate reduction."""
+        self._prior, self._transmitted_before = int(self.window), sent
+        self._delivered_since = 0
+        if not after_timeout:
+            self._reduce_threshold()
 
-    def recovered(self) -> None:
-        """That is what is left."""
+    def exit_recovery(self) -> None:
+        """Set the window to the threshold."""
         self.window = self._threshold
 
-    def mended(self) -> None:
-        """It was a loss."""
-        self._cut()
+    def on_probe_repair(self) -> None:
+        """Reduce the window as for any loss."""
+        self._reduce_threshold()
         self.window = self._threshold
 
-    def time_out(self, flying: int, *, anew: bool) -> None:
-        """One packet, and all forgotten (`tcp_enter_loss`)."""
-        if anew:
-            self._undone = self.window, self._threshold
-            self._cut()
+    def on_timeout(self, in_flight: int, *, is_new_episode: bool) -> None:
+        """Reduce the window to one packet and reset the growth (`tcp_enter_loss`)."""
+        if is_new_episode:
+            self._undo_state = self.window, self._threshold
+            self._reduce_threshold()
             self._growth = type(self._growth)()
             if self._hystart:
-                self._hystart.begin_again()
-        self.window = float(flying + 1)
+                self._hystart.reset()
+        self.window = float(in_flight + 1)
 
     def undo(self) -> None:
-        """Both are what they were (`tcp_undo_cwnd_reduction`); what it knew of growing stays forgotten."""
-        window, threshold = self._undone
+        """Restore window and threshold (`tcp_undo_cwnd_reduction`); the growth's state stays reset."""
+        window, threshold = self._undo_state
         self.window, self._threshold = max(self.window, window), max(self._threshold, threshold)
 
     def shift(self, seconds: float) -> None:
-        """Of its clocks."""
+        """Move recorded times `seconds` back."""
         self._growth.shift(seconds)
         if self._hystart:
             self._hystart.shift(seconds)
 
 
 LEAST_WINDOW = 16  # packets
-TRAIN_S = 2e-3  # between acknowledgements of one train, at the most
-SAMPLES = 8  # round trips of a round that are looked at
-LEAST_DELAY_S, MOST_DELAY_S = 4e-3, 16e-3  # an eighth of the least round trip, within these
-GSO_BYTES, MOST_BATCH_S = 1 << 16, 1e-3  # what acknowledgements may come late by, as segments go together
+TRAIN_S = 2e-3  # maximum gap between acknowledgements of one train
+SAMPLES = 8  # round-trip samples per round
+# bounds of the delay threshold, which is an eighth of the minimum round trip
+LEAST_DELAY_S, MOST_DELAY_S = 4e-3, 16e-3
+# allowance for acknowledgements that are late because of segmentation offload
+GSO_BYTES, MOST_BATCH_S = 1 << 16, 1e-3
 
 
 class HyStart:
-    """Of one connection, round by round."""
+    """HyStart, which ends slow start before a loss, as in Linux's CUBIC (`hystart_update`)."""
 
     def __init__(self) -> None:
-        self.found = False
+        self.is_done = False
         self._least_s = math.inf
-        self._round_s = self._heard_s = -math.inf
+        self._round_s = self._train_s = -math.inf
         self._end = -1
         self._samples, self._current_s = 0, math.inf
 
-    def acknowledged(
+    def should_exit(
         self,
         now_s: float,
         unacknowledged: int,
@@ -239,54 +253,54 @@ class HyStart:
         window: int,
         pace: float,
     ) -> bool:
-        """Whether doubling is over. unacknowledged, next_byte: the first byte that is not, that is not sent.
+        """Process an acknowledgement and return whether slow start should end.
 
-        pace: bytes per second.
+        unacknowledged, next_byte: first byte not acknowledged, first byte not sent. pace: bytes per second.
         """
         self._least_s = min(self._least_s, round_trip_s)
-        if self.found or window < LEAST_WINDOW:
+        if self.is_done or window < LEAST_WINDOW:
             return False
         if unacknowledged > self._end:
-            self._round_s = self._heard_s = now_s
+            self._round_s = self._train_s = now_s
             self._end = next_byte
             self._samples, self._current_s = 0, math.inf
-        if now_s - self._heard_s <= TRAIN_S:
-            self._heard_s = now_s
+        if now_s - self._train_s <= TRAIN_S:
+            self._train_s = now_s
             batch_s = min(MOST_BATCH_S, 4 * GSO_BYTES / pace)
             if now_s - self._round_s > (self._least_s + batch_s) / 2:
-                self.found = True
+                self.is_done = True
         self._current_s = min(self._current_s, round_trip_s)
         if self._samples < SAMPLES:
             self._samples += 1
         elif self._current_s > self._least_s + min(max(self._least_s / 8, LEAST_DELAY_S), MOST_DELAY_S):
-            self.found = True
-        return self.found
+            self.is_done = True
+        return self.is_done
 
-    def begin_again(self) -> None:
-        """After a timeout."""
-        self.found = False
+    def reset(self) -> None:
+        """Reset after a timeout."""
+        self.is_done = False
         self._end = -1
 
     def shift(self, seconds: float) -> None:
-        """Tell the time from so much later on."""
+        """Move recorded times `seconds` back."""
         self._round_s -= seconds
-        self._heard_s -= seconds
+        self._train_s -= seconds
 
 
 Stamp = tuple[int, float, float, bool]
-"""What was so when a packet was sent: packets that were delivered until then, the time when, and the time when the last
-one of them had been sent; whether there was not enough to send.
+"""State when a packet was sent: packets delivered so far, when the last of those was delivered, when it was sent, and
+whether the application limited sending.
 """
 
 
 @dataclass(slots=True)
 class Sample:
-    """Of one acknowledgement. packets, interval_s: what was delivered in how long; 0 where that is not known."""
+    """A rate sample of one acknowledgement. packets, interval_s: what was delivered in what time; 0 if unknown."""
 
     round_trip_s: float
     acknowledged: int
     lost: int
-    prior_flying: int
+    prior_in_flight: int
     packets: int = 0
     interval_s: float = 0.0
     prior_delivered: int = 0
@@ -294,28 +308,29 @@ class Sample:
 
 
 class DeliveryRate:
-    """Of one connection."""
+    """Samples the delivery rate of one connection, as Linux does for congestion controls (`tcp_rate.c`)."""
 
     def __init__(self) -> None:
         self.delivered = 0
         self.delivered_s = self.first_sent_s = 0.0
         self.limited_until = 0
-        self._newest_s, self._newest = -1.0, -1  # packet of those delivered: when it was sent, its number
+        # of delivered packets the one sent last: when, and its number
+        self._newest_s, self._newest = -1.0, -1
         self._prior: Stamp | None = None
         self._sending_s = 0.0
 
     def sent(self, now_s: float, *, first: bool) -> Stamp:
-        """A packet is. first: as nothing is under way."""
+        """Return the stamp of a packet being sent. first: nothing is in flight."""
         if first:
             self.first_sent_s = self.delivered_s = now_s
         return self.delivered, self.delivered_s, self.first_sent_s, bool(self.limited_until)
 
-    def limit(self, flying: int) -> None:
-        """There is not enough to send."""
-        self.limited_until = (self.delivered + flying) or 1
+    def limit(self, in_flight: int) -> None:
+        """Record that the application limits sending."""
+        self.limited_until = (self.delivered + in_flight) or 1
 
-    def came(self, sent_s: float, number: int, stamp: Stamp) -> None:
-        """A packet is delivered."""
+    def on_delivered(self, sent_s: float, number: int, stamp: Stamp) -> None:
+        """Record a delivered packet."""
         self.delivered += 1
         newest_s = self._newest_s
         if self._prior is None or sent_s > newest_s or (sent_s == newest_s and number > self._newest):
@@ -323,24 +338,24 @@ class DeliveryRate:
             self.first_sent_s = sent_s
             self._sending_s = sent_s - stamp[2]
 
-    def sample(self, now_s: float, least_s: float, some: Sample) -> None:
-        """Of what came since the last one, into `some`, which has the rest. least_s: round trip."""
+    def sample(self, now_s: float, least_s: float, sample: Sample) -> None:
+        """Complete a sample with what was delivered since the last one. least_s: minimum round trip."""
         if self.limited_until and self.delivered > self.limited_until:
             self.limited_until = 0
-        if some.acknowledged:
+        if sample.acknowledged:
             self.delivered_s = now_s
         prior, self._prior = self._prior, None
         if prior is None:
             return
         delivered, delivered_s, _, limited = prior
-        some.prior_delivered, some.limited = delivered, limited
+        sample.prior_delivered, sample.limited = delivered, limited
         interval_s = max(self._sending_s, now_s - delivered_s)
         if interval_s < least_s:
             return
-        some.packets, some.interval_s = self.delivered - delivered, interval_s
+        sample.packets, sample.interval_s = self.delivered - delivered, interval_s
 
     def shift(self, seconds: float) -> None:
-        """Tell the time from so much later on."""
+        """Move recorded times `seconds` back."""
         self.delivered_s -= seconds
         self.first_sent_s -= seconds
         self._newest_s -= seconds

@@ -1,4 +1,8 @@
-"""A job's connections packet by packet, with the same to be asked of as `predict.connections.Connections`."""
+"""A job's connections packet by packet, single or striped, with the interface of `prediction.connections.Connections`.
+
+Striped messages are cut into segments that go round-robin over a pair's connections, as `transport.pairs` does it. The
+receiver acknowledges a segment with a frame on the same connection, which makes room for the next one.
+"""
 
 from __future__ import annotations
 
@@ -18,93 +22,96 @@ from testbed.prediction.packets.links import ClassfulLinkQueue, Entrance, LinkQu
 from testbed.prediction.packets.sender import Sender
 from testbed.prediction.striping import RoundRobin
 
-# what lines may take longer than is said, drawn by their names: buildings that are alike do not lose the same packets
-# at the same moment, though nothing but which of two events at one moment comes first makes them differ
+# Maximum random extra delay of a link, seeded by its name. Without it identical buildings would lose the same packets
+# at the same time, since only the order of simultaneous events would differ.
 APART_S = 1e-6
 
 Action = Callable[[], None]
 
 
 class PacketConnections:
-    """From their first packet on; they stay what they are from one step to the next. draw: of what links lose."""
+    """All connections of a job, kept from one step to the next. draw: random source of losses on links."""
 
-    def __init__(self, agenda: EventQueue, network: Network, draw: Random | None) -> None:
-        self.agenda, self._network, self._draw = agenda, network, draw
-        self._own = draw or Random(network.seed)
-        self.lines: dict[str, LinkQueue | ClassfulLinkQueue] = {}
+    def __init__(self, events: EventQueue, network: Network, draw: Random | None) -> None:
+        self.events, self._network, self._draw = events, network, draw
+        self._draw_bbr = draw or Random(network.seed)
+        self.links: dict[str, LinkQueue | ClassfulLinkQueue] = {}
         self.senders: dict[tuple[Ends, int, int], Sender] = {}
         self._pairs: dict[tuple[Ends, int], StripedPair] = {}
-        self._heard_word: tuple[Ends, int, int] | None = None  # whose listener has not answered since
+        self._no_reply_yet: tuple[Ends, int, int] | None = None  # its receiver has not replied yet
 
     @property
     def overflowed(self) -> bool:
-        """Whether queues have had no room, so that each step is another one."""
-        return any(line.dropped for line in self.lines.values())
+        """Whether any queue has overflowed, so that steps differ."""
+        return any(link.dropped for link in self.links.values())
 
     @property
-    def kept(self) -> ConnectionState:
-        """They stay what they are."""
+    def state(self) -> ConnectionState:
+        """The connections themselves."""
         return NO_STATE._replace(packets=self)
 
     def shift(self, seconds: float) -> None:
-        """Whoever goes on shifts them by all that went by."""
+        """Do nothing: `continue_on` shifts all times."""
 
     def open(self, ranks: int, before: Warmup) -> None:
-        """On the next beat but one, as ranks agree on it by word that goes round before."""
+        """Start a ring round on the next beat but one; ranks have agreed on it by a message round the ring."""
 
-        def go(rank: int, left: int) -> None:
+        def go(rank: int, remaining: int) -> None:
             ends = rank, (rank + 1) % ranks
-            come = partial(go, ends[1], left - 1)
-            if left and self._is_known(ends):
-                self.send(ends, 0, before.message_bytes / before.pieces, Event(), lambda: None, come)
-            elif left:
-                come()  # nobody sends that way later on
+            on_arrival = partial(go, ends[1], remaining - 1)
+            if remaining and self._is_known(ends):
+                self.send(ends, 0, before.message_bytes / before.pieces, Event(), lambda: None, on_arrival)
+            elif remaining:
+                on_arrival()  # this direction is not used later on
 
-        self._heard_word = (ranks - 1, 0), 0, 0
-        begins_s = (self.agenda.now_s // STEP_ALIGNMENT_S + 2) * STEP_ALIGNMENT_S
+        self._no_reply_yet = (ranks - 1, 0), 0, 0
+        begins_s = (self.events.now_s // STEP_ALIGNMENT_S + 2) * STEP_ALIGNMENT_S
         for rank in range(ranks):
             for _ in range(before.pieces):
-                self.agenda.at(begins_s, partial(go, rank, before.messages))
+                self.events.call_at(begins_s, partial(go, rank, before.messages))
 
     def _is_known(self, ends: Ends) -> bool:
         return (ends, 0) in self._network.packets or (ends, ANY) in self._network.packets
 
-    def go_on(self, agenda: EventQueue) -> None:
-        """By another's time, from its beginning."""
-        seconds = self.agenda.now_s
-        if agenda is self.agenda:
+    def continue_on(self, events: EventQueue) -> None:
+        """Continue on another event queue, from its start."""
+        seconds = self.events.now_s
+        if events is self.events:
             return
-        self.agenda = agenda
-        for line in self.lines.values():
-            line.shift(seconds)
+        self.events = events
+        for link in self.links.values():
+            link.shift(seconds)
         for sender in self.senders.values():
-            sender.go_on(agenda, seconds)
+            sender.continue_on(events, seconds)
 
     def send(
-        self, ends: Ends, dscp: int, size_bytes: float, taken: Event, left: Action, come: Action
+        self, ends: Ends, dscp: int, size_bytes: float, accepted: Event, on_sent: Action, on_arrival: Action
     ) -> None:
-        """A message. taken: happens when sockets have it; left, come: called when it was sent, and when it is there."""
+        """Send a message.
+
+        accepted: happens when the sockets have it. on_sent: called when it was sent. on_arrival: called on arrival.
+        """
         network = self._network
         stripes = network.packet_paths(ends, dscp)[0].stripes
         if stripes is not None:
-            self._pair(ends, dscp, stripes).send(size_bytes, taken, come)
-            taken.and_then(left)
+            self._pair(ends, dscp, stripes).send(size_bytes, accepted, on_arrival)
+            accepted.and_then(on_sent)
             return
-        self._sender(ends, dscp).send(network.whole_bytes(ends, size_bytes), taken, left, come)
+        self._sender(ends, dscp).send(network.whole_bytes(ends, size_bytes), accepted, on_sent, on_arrival)
 
     def _sender(self, ends: Ends, dscp: int, channel: int = 0) -> Sender:
         key = ends, dscp, channel
         if key not in self.senders:
             path = self._network.packet_paths(ends, dscp)[channel]
-            there, back = (self._through(hops, path.frame_bytes) for hops in (path.hops, path.back))
+            forward, backward = (self._through(hops, path.frame_bytes) for hops in (path.hops, path.back))
             self.senders[key] = Sender(
-                self.agenda,
+                self.events,
                 path,
-                there,
-                back,
+                forward,
+                backward,
                 self._network.send_buffer_bytes,
-                self._own,
-                dials=ends[0] > ends[1] and key != self._heard_word,
+                self._draw_bbr,
+                dials=ends[0] > ends[1] and key != self._no_reply_yet,
             )
             if (other := self.senders.get((ends[::-1], dscp, channel))) is not None:
                 self.senders[key].join(other)
@@ -113,75 +120,75 @@ class PacketConnections:
     def _through(self, hops: Sequence[PacketHop], frame_bytes: int) -> list[Entrance]:
         found: list[Entrance] = []
         for hop in hops:
-            line = self.lines.get(hop.name)
-            if line is None:
+            link = self.links.get(hop.name)
+            if link is None:
                 later_s = APART_S * Random(hop.name).random()
                 own = hop._replace(delay_s=hop.delay_s + later_s)
-                line = (
+                link = (
                     ClassfulLinkQueue(own, self._draw, frame_bytes)
                     if hop.classes
                     else LinkQueue(own, self._draw)
                 )
-                self.lines[hop.name] = line
-            found.append(line if isinstance(line, LinkQueue) else Place(line, hop.number))
+                self.links[hop.name] = link
+            found.append(link if isinstance(link, LinkQueue) else Place(link, hop.number))
         return found
 
     def _pair(self, ends: Ends, dscp: int, stripes: StripeSettings) -> StripedPair:
         if (ends, dscp) not in self._pairs:
-            there, back = (
+            forward, backward = (
                 [self._sender(way, dscp, channel) for channel in range(stripes.connections)]
                 for way in (ends, ends[::-1])
             )
-            self._pairs[ends, dscp] = StripedPair(stripes, there, back)
+            self._pairs[ends, dscp] = StripedPair(stripes, forward, backward)
         return self._pairs[ends, dscp]
-
-
-Callback = Callable[[], None]
 
 
 @dataclass(eq=False)
 class _Message:
-    """left_bytes: that are not cut off yet; untaken, coming: segments that sockets do not have, that are not there."""
+    """A striped message: bytes not cut yet, segments that sockets have not taken, segments that have not arrived."""
 
     left_bytes: float
-    taken: Event
-    come: Callback
-    untaken: int = 0
-    coming: int = 0
+    accepted: Event
+    on_arrival: Action
+    unaccepted: int = 0
+    pending: int = 0
 
     @property
-    def there(self) -> bool:
-        return self.left_bytes <= 0 and not self.coming
+    def is_complete(self) -> bool:
+        return self.left_bytes <= 0 and not self.pending
 
 
 @dataclass(eq=False)
 class StripedPair:
-    """Of two ranks, one way, and a class of traffic. there, back: its connections', by channel."""
+    """Striping from one rank to another, per traffic class. forward, backward: senders per direction, by channel."""
 
     stripes: StripeSettings
-    there: Sequence[Sender]
-    back: Sequence[Sender]
-    _turns: RoundRobin = field(init=False)
+    forward: Sequence[Sender]
+    backward: Sequence[Sender]
+    _round_robin: RoundRobin = field(init=False)
     _waiting: deque[_Message] = field(default_factory=deque)
     _order: deque[_Message] = field(default_factory=deque)
 
     def __post_init__(self) -> None:
-        self._turns = RoundRobin(len(self.there), self.stripes.outstanding)
+        self._round_robin = RoundRobin(len(self.forward), self.stripes.outstanding)
 
-    def send(self, size_bytes: float, taken: Event, come: Callback) -> None:
-        """A message. taken: when sockets have all of it; come: called when it is there, and all before it are."""
+    def send(self, size_bytes: float, accepted: Event, on_arrival: Action) -> None:
+        """Send a message.
+
+        accepted: happens when the sockets have all of it. on_arrival: called on arrival, after all earlier ones.
+        """
         if size_bytes <= self.stripes.fast_bytes:
-            self.there[0].send(FRAME.size + size_bytes, taken, _nothing, come)
+            self.forward[0].send(FRAME.size + size_bytes, accepted, _ignore, on_arrival)
             return
-        message = _Message(size_bytes, taken, come)
+        message = _Message(size_bytes, accepted, on_arrival)
         self._waiting.append(message)
         if self.stripes.mode == "dqplb":
             self._order.append(message)
-        self._deal()
+        self._assign()
 
-    def _deal(self) -> None:
-        """Out, as far as there is room."""
-        while self._waiting and (channel := self._turns.take()) is not None:
+    def _assign(self) -> None:
+        """Send segments as far as there is room."""
+        while self._waiting and (channel := self._round_robin.next_channel()) is not None:
             message = self._waiting[0]
             size_bytes = min(self.stripes.segment_bytes, message.left_bytes)
             message.left_bytes -= size_bytes
@@ -189,39 +196,39 @@ class StripedPair:
                 self._waiting.popleft()
             self._segment(message, channel, size_bytes)
             if message.left_bytes <= 0 and self.stripes.mode == "spray":
-                message.coming += 1
-                self.there[0].send(FRAME.size, Event(), _nothing, partial(self._come, message))
+                message.pending += 1
+                self.forward[0].send(FRAME.size, Event(), _ignore, partial(self._count_arrival, message))
 
     def _segment(self, message: _Message, channel: int, size_bytes: float) -> None:
-        def come() -> None:
-            self.back[channel].send(FRAME.size, Event(), _nothing, acknowledged)
-            self._come(message)
+        def on_arrival() -> None:
+            self.backward[channel].send(FRAME.size, Event(), _ignore, on_ack)
+            self._count_arrival(message)
 
-        def acknowledged() -> None:
-            self._turns.unacknowledged[channel] -= 1
-            self._deal()
+        def on_ack() -> None:
+            self._round_robin.unacknowledged[channel] -= 1
+            self._assign()
 
-        def in_socket() -> None:
-            message.untaken -= 1
-            if not message.untaken and message.left_bytes <= 0:
-                message.taken.happen()
+        def on_accepted() -> None:
+            message.unaccepted -= 1
+            if not message.unaccepted and message.left_bytes <= 0:
+                message.accepted.trigger()
 
-        taken = Event()
-        message.coming += 1
-        message.untaken += 1
-        taken.and_then(in_socket)
-        self.there[channel].send(FRAME.size + size_bytes, taken, _nothing, come)
+        accepted = Event()
+        message.pending += 1
+        message.unaccepted += 1
+        accepted.and_then(on_accepted)
+        self.forward[channel].send(FRAME.size + size_bytes, accepted, _ignore, on_arrival)
 
-    def _come(self, message: _Message) -> None:
-        """A segment of it, or word of its end."""
-        message.coming -= 1
+    def _count_arrival(self, message: _Message) -> None:
+        """Count an arrived segment or end marker."""
+        message.pending -= 1
         if self.stripes.mode == "spray":
-            if message.there:
-                message.come()
+            if message.is_complete:
+                message.on_arrival()
             return
-        while self._order and self._order[0].there:
-            self._order.popleft().come()
+        while self._order and self._order[0].is_complete:
+            self._order.popleft().on_arrival()
 
 
-def _nothing() -> None:
-    """Nobody asks when a part has left."""
+def _ignore() -> None:
+    """Ignore that a part has left."""

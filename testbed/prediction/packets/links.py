@@ -1,4 +1,4 @@
-"""One direction of a link, packet by packet: a queue that drops what it has no room for, its rate, the fibre."""
+"""Links packet by packet: drop-tail queues with a rate and a delay, traffic classes, and the paths of frames."""
 
 from __future__ import annotations
 
@@ -16,10 +16,13 @@ from testbed.prediction.events import EventQueue
 
 
 class LinkQueue:
-    """First come, first served. draw: says what the fibre loses; None: nothing.
+    """A drop-tail FIFO queue of one link direction.
 
-    sent, dropped, lost: frames that have left it, that its queue had no room for, that the fibre lost. free_s: when
-    what comes next may begin to leave.
+    draw: random source of losses; None for no loss.
+
+    Attributes:
+        sent, dropped, lost: Frames that left the queue, did not fit into it, were lost on the link.
+        free_s: When the next frame may start to leave.
     """
 
     __slots__ = (
@@ -49,11 +52,11 @@ class LinkQueue:
         self.sent = self.dropped = self.lost = 0
 
     def empty_s(self, size_bytes: int) -> float:
-        """What a frame takes that finds it idle."""
+        """Return how long a frame takes through an idle link."""
         return (size_bytes * self._byte_s if self._held else 0.0) + self._delay_s
 
     def take(self, now_s: float, size_bytes: int) -> float | None:
-        """A frame comes: when it is at the far end; None where it never is."""
+        """Enqueue a frame; return when it arrives at the far end, or None if it is lost."""
         free_s = self.free_s
         if free_s <= now_s:
             free_s = now_s
@@ -61,7 +64,7 @@ class LinkQueue:
                 self._queue.clear()
                 self._queued_bytes = 0
         elif self._bounded:
-            if self._queued_bytes + size_bytes > self._most_bytes and not self._makes_room(now_s, size_bytes):
+            if self._queued_bytes + size_bytes > self._most_bytes and not self._make_room(now_s, size_bytes):
                 self.dropped += 1
                 return None
             self._queue.append((free_s, size_bytes))
@@ -73,25 +76,28 @@ class LinkQueue:
             return None
         return (over_s if self._held else free_s) + self._delay_s
 
-    def _makes_room(self, now_s: float, size_bytes: int) -> bool:
-        """Whether the queue has some: of what has begun to leave nobody asks until it seems full."""
+    def _make_room(self, now_s: float, size_bytes: int) -> bool:
+        """Remove frames that have begun to leave, which is done only when the queue seems full; return if it fits."""
         queue = self._queue
         while queue and queue[0][0] <= now_s:
             self._queued_bytes -= queue.popleft()[1]
         return self._queued_bytes + size_bytes <= self._most_bytes
 
     def shift(self, seconds: float) -> None:
-        """Tell the time from so much later on."""
+        """Move recorded times `seconds` back."""
         self.free_s -= seconds
         self._queue = deque((begins_s - seconds, size) for begins_s, size in self._queue)
 
 
 Leave = Callable[[float | None], None]
-"""What is called when a frame's turn has come. When it is at the far end; None: never, the fibre loses it."""
+"""Called when a frame leaves the queue, with its arrival time at the far end, or None if the link loses it."""
 
 
 class ClassfulLinkQueue:
-    """`links.class_scheduler` says what goes next. draw, dropped: see `LinkQueue`. frame_bytes: of a full packet."""
+    """A link direction with a queue per traffic class, scheduled as in `links.class_scheduler`.
+
+    draw, dropped: see `LinkQueue`. frame_bytes: of a full packet.
+    """
 
     def __init__(self, hop: PacketHop, draw: Random | None, frame_bytes: int) -> None:
         self._wire = LinkQueue(hop._replace(queue_bytes=math.inf), draw)
@@ -100,60 +106,60 @@ class ClassfulLinkQueue:
         self.dropped = 0
 
     def empty_s(self, size_bytes: int) -> float:
-        """What a frame takes that finds it idle."""
+        """Return how long a frame takes through an idle link."""
         return self._wire.empty_s(size_bytes)
 
-    def take(self, agenda: EventQueue, number: int, size_bytes: int, leave: Leave) -> bool:
-        """A frame comes, to that class's queue: whether there is room."""
-        if self._queues.enqueue(number, QueuedItem(agenda.now_s, size_bytes, leave)) is None:
+    def take(self, events: EventQueue, number: int, size_bytes: int, leave: Leave) -> bool:
+        """Enqueue a frame into the class with this number; return whether there was room."""
+        if self._queues.enqueue(number, QueuedItem(events.now_s, size_bytes, leave)) is None:
             self.dropped += 1
             return False
-        if self._wakes_s > self._wire.free_s:  # else somebody waits for the wire, and it goes on then
-            self._go_on(agenda)
+        if self._wakes_s > self._wire.free_s:  # else a wake-up is due when the wire is free
+            self._send_ready(events)
         return True
 
-    def _go_on(self, agenda: EventQueue) -> None:
-        """Let go what may leave now, and wake up when more may."""
-        now_s, queues, wire = agenda.now_s, self._queues, self._wire
+    def _send_ready(self, events: EventQueue) -> None:
+        """Send what may leave now, and schedule a wake-up for the rest."""
+        now_s, queues, wire = events.now_s, self._queues, self._wire
         while queues.packets:
             next_s = queues.next_departure(max(now_s, wire.free_s))
             assert next_s is not None
             if next_s > now_s:
                 if next_s < self._wakes_s:
                     self._wakes_s = next_s
-                    agenda.at(next_s, partial(self._wake, agenda))
+                    events.call_at(next_s, partial(self._wake, events))
                 return
             waiting = queues.dequeue(now_s)
             waiting.frame(wire.take(now_s, waiting.size))
 
-    def _wake(self, agenda: EventQueue) -> None:
-        if agenda.now_s >= self._wakes_s:  # else another one has come since then, who could go before
+    def _wake(self, events: EventQueue) -> None:
+        if events.now_s >= self._wakes_s:  # else an earlier wake-up has replaced this one
             self._wakes_s = math.inf
-            self._go_on(agenda)
+            self._send_ready(events)
 
     def shift(self, seconds: float) -> None:
-        """Tell the time from so much later on; nothing waits."""
+        """Move recorded times `seconds` back; nothing waits."""
         self._wire.shift(seconds)
         self._queues.shift(seconds)
 
 
 class Place(NamedTuple):
-    """In front of a link, in the queue of the class with that number."""
+    """The queue of one traffic class of a link, by the class's number."""
 
     line: ClassfulLinkQueue
     number: int
 
     def empty_s(self, size_bytes: int) -> float:
-        """What a frame takes that finds the link idle."""
+        """Return how long a frame takes through an idle link."""
         return self.line.empty_s(size_bytes)
 
 
 Entrance = LinkQueue | Place
-"""What frames come to next on their way."""
+"""A queue on a path."""
 
 
 class Frame(Protocol):
-    """Anything that has a size on the wire."""
+    """Anything with a size on the wire."""
 
     frame_bytes: int
 
@@ -162,96 +168,104 @@ F = TypeVar("F", bound=Frame)
 
 
 class PathHop(Generic[F]):
-    """One line of a connection's way. come: where its frames go then; gone: who hears of those that are lost."""
+    """A link on a connection's path. on_arrival: called with arrived frames. on_loss: called with lost ones."""
 
-    __slots__ = ("_come", "_flying", "_go", "_gone", "agenda")
+    __slots__ = ("_deliver", "_in_flight", "_on_arrival", "_on_loss", "events")
 
     def __init__(
-        self, agenda: EventQueue, come: Callable[[F], None], gone: Callable[[F], None] | None
+        self, events: EventQueue, on_arrival: Callable[[F], None], on_loss: Callable[[F], None] | None
     ) -> None:
-        self.agenda = agenda
-        self._come, self._gone = come, gone
-        # none passes another one: when each is at the far end, its turn; the agenda has the first one alone
-        self._flying: deque[tuple[float, int, F]] = deque()
-        self._go = self.go
+        self.events = events
+        self._on_arrival, self._on_loss = on_arrival, on_loss
+        # frames stay in order: arrival time and turn of each; only the first one is in the event queue
+        self._in_flight: deque[tuple[float, int, F]] = deque()
+        self._deliver = self.deliver
 
-    def leave(self, frame: F, there_s: float | None) -> None:
-        """It goes onto the line. there_s: when it is at the far end; None: never."""
-        agenda = self.agenda
-        if there_s is not None:
-            turn = next(agenda.number)
-            if not self._flying:
-                heappush(agenda.agenda, (there_s, turn, self._go))
-            self._flying.append((there_s, turn, frame))
-        elif self._gone is not None:
-            self._gone(frame)
+    def leave(self, frame: F, arrival_s: float | None) -> None:
+        """Put a frame onto the link. arrival_s: arrival time at the far end; None if it is lost."""
+        events = self.events
+        if arrival_s is not None:
+            turn = next(events.number)
+            if not self._in_flight:
+                heappush(events.heap, (arrival_s, turn, self._deliver))
+            self._in_flight.append((arrival_s, turn, frame))
+        elif self._on_loss is not None:
+            self._on_loss(frame)
 
-    def go(self) -> None:
-        """The next one is at the far end."""
-        flying = self._flying
+    def deliver(self) -> None:
+        """Deliver the first frame at the far end."""
+        flying = self._in_flight
         _, _, frame = flying.popleft()
         if flying:
-            there_s, turn, _ = flying[0]
-            heappush(self.agenda.agenda, (there_s, turn, self._go))
-        self._come(frame)
+            arrival_s, turn, _ = flying[0]
+            heappush(self.events.heap, (arrival_s, turn, self._deliver))
+        self._on_arrival(frame)
 
 
 class FifoHop(PathHop[F]):
-    """Of a line with one queue: when each is at the far end is known as soon as it comes."""
+    """A link with one queue: a frame's arrival time is known when it enters."""
 
     __slots__ = ("_take",)
 
     def __init__(
-        self, line: LinkQueue, agenda: EventQueue, come: Callable[[F], None], gone: Callable[[F], None] | None
+        self,
+        line: LinkQueue,
+        events: EventQueue,
+        on_arrival: Callable[[F], None],
+        on_loss: Callable[[F], None] | None,
     ) -> None:
-        super().__init__(agenda, come, gone)
+        super().__init__(events, on_arrival, on_loss)
         self._take = line.take
 
     def enter(self, frame: F) -> None:
-        """It comes to the line."""
-        self.leave(frame, self._take(self.agenda.now_s, frame.frame_bytes))
+        """Enqueue a frame."""
+        self.leave(frame, self._take(self.events.now_s, frame.frame_bytes))
 
 
 class ClassfulHop(PathHop[F]):
-    """Of a line with a queue for each class, all in one of them."""
+    """A link with a queue per traffic class."""
 
     __slots__ = ("_place",)
 
     def __init__(
-        self, place: Place, agenda: EventQueue, come: Callable[[F], None], gone: Callable[[F], None] | None
+        self,
+        place: Place,
+        events: EventQueue,
+        on_arrival: Callable[[F], None],
+        on_loss: Callable[[F], None] | None,
     ) -> None:
-        super().__init__(agenda, come, gone)
+        super().__init__(events, on_arrival, on_loss)
         self._place = place
 
     def enter(self, frame: F) -> None:
-        """It comes to its queue."""
+        """Enqueue a frame."""
         line, number = self._place
-        takes = line.take(self.agenda, number, frame.frame_bytes, partial(self.leave, frame))
-        if not takes and self._gone is not None:
-            self._gone(frame)
+        takes = line.take(self.events, number, frame.frame_bytes, partial(self.leave, frame))
+        if not takes and self._on_loss is not None:
+            self._on_loss(frame)
 
 
 class FramePath(Generic[F]):
-    """All lines that a connection's frames take, one way: `enter` takes them. come, gone: as `PathHop` has them."""
+    """All links of a connection in one direction; frames enter with `enter`. on_arrival, on_loss: see `PathHop`."""
 
     def __init__(
         self,
-        agenda: EventQueue,
+        events: EventQueue,
         hops: Sequence[Entrance],
-        come: Callable[[F], None],
-        gone: Callable[[F], None] | None = None,
+        on_arrival: Callable[[F], None],
+        on_loss: Callable[[F], None] | None = None,
     ) -> None:
-        self._legs: list[PathHop[F]] = []
-        self.enter = come
+        self._hops: list[PathHop[F]] = []
+        self.enter = on_arrival
         for hop in reversed(hops):
-            of = agenda, self.enter, gone
-            leg: FifoHop[F] | ClassfulHop[F] = (
+            of = events, self.enter, on_loss
+            hop_queue: FifoHop[F] | ClassfulHop[F] = (
                 FifoHop(hop, *of) if isinstance(hop, LinkQueue) else ClassfulHop(hop, *of)
             )
-            self._legs.append(leg)
-            self.enter = leg.enter
+            self._hops.append(hop_queue)
+            self.enter = hop_queue.enter
 
-    def go_on(self, agenda: EventQueue) -> None:
-        """By another's time; nothing is under way."""
-        for leg in self._legs:
-            leg.agenda = agenda
+    def continue_on(self, events: EventQueue) -> None:
+        """Continue on another event queue; nothing is in flight."""
+        for hop_queue in self._hops:
+            hop_queue.events = events

@@ -1,4 +1,4 @@
-"""What a sender knows of its packets: which are out, there, lost (RFC 8985: RACK)."""
+"""A sender's queue of unsent data, and its scoreboard of packets in flight, delivered and lost (RFC 8985: RACK)."""
 
 from __future__ import annotations
 
@@ -13,46 +13,61 @@ NOW_S = 1e-9
 
 
 class Acknowledgement:
-    """next: the first byte that is not there. passed: packets before it.
+    """An acknowledgement.
 
-    news: those that came since the last acknowledgement. doubled: one came twice.
+    next: first byte that has not arrived. passed: packets before it. arrived: packets that arrived since the last
+    acknowledgement. duplicate: a packet arrived twice.
     """
 
-    __slots__ = ("doubled", "frame_bytes", "news", "next", "passed")
+    __slots__ = ("arrived", "duplicate", "frame_bytes", "next", "passed")
 
     def __init__(
-        self, next_byte: int, passed: int, news: Sequence[int], doubled: bool, frame_bytes: int
+        self, next_byte: int, passed: int, arrived: Sequence[int], duplicate: bool, frame_bytes: int
     ) -> None:
-        self.next, self.passed, self.news = next_byte, passed, news
-        self.doubled, self.frame_bytes = doubled, frame_bytes
+        self.next, self.passed, self.arrived = next_byte, passed, arrived
+        self.duplicate, self.frame_bytes = duplicate, frame_bytes
 
 
 class Packet:
-    """number: of its first byte. flying: it, or what was sent again in its place, is taken to be on its way.
+    """A data packet.
 
-    here: at the receiver, as is known; there: at the receiver. ends, left: whom to tell that messages, which end in it,
-    are there, and that it was sent. times: that it was. frame_bytes: on the wire; short: whether it is less than a full
-    one. told: of the other direction. first_s: when it was sent first; gone: how often it got lost on its way, which
-    its sender does not know. All but those of what it is sent with are known when it is sent.
+    Attributes:
+        number: Its first byte.
+        on_arrivals: Callbacks of messages that end in it.
+        on_sent: Callbacks for when it is first sent.
+        frame_bytes: Size on the wire.
+        short: Whether it is less than full.
+        first_s: When it was first sent.
+        sent_s: When it was last sent.
+        times: How often it was sent.
+        in_flight: Whether the sender counts it, or its retransmission, as in flight.
+        acked: Whether the sender knows that it has arrived.
+        has_arrived: Whether it has arrived.
+        lost: Whether the sender counts it as lost.
+        times_lost: How often the network lost it, which the sender does not know.
+        stamp: State of the delivery-rate sampler when it was sent.
+        carried_ack: Acknowledgement of the other direction that it carries.
+
+    Attributes without a default are set when it is first sent.
     """
 
     __slots__ = (
-        "ends",
+        "acked",
+        "carried_ack",
         "first_s",
-        "flying",
         "frame_bytes",
-        "gone",
-        "here",
-        "left",
+        "has_arrived",
+        "in_flight",
         "lost",
         "number",
+        "on_arrivals",
+        "on_sent",
         "sent_s",
         "short",
         "size_bytes",
         "stamp",
-        "there",
         "times",
-        "told",
+        "times_lost",
     )
     frame_bytes: int
     short: bool
@@ -60,134 +75,139 @@ class Packet:
     first_s: float
     sent_s: float
     times: int
-    flying: bool
-    here: bool
+    in_flight: bool
+    acked: bool
     lost: bool
 
     def __init__(self, number: int, size_bytes: int) -> None:
         self.number, self.size_bytes = number, size_bytes
-        self.ends: Sequence[Callable[[], None]] = ()
-        self.left: Sequence[Callable[[], None]] = ()
-        self.there = False
-        self.gone = 0
-        self.told: Acknowledgement | None = None
+        self.on_arrivals: Sequence[Callable[[], None]] = ()
+        self.on_sent: Sequence[Callable[[], None]] = ()
+        self.has_arrived = False
+        self.times_lost = 0
+        self.carried_ack: Acknowledgement | None = None
 
     def cut(self, size_bytes: int) -> Packet:
-        """All but so many bytes of it: another one, with the messages that end there."""
-        rest = Packet(self.number + size_bytes, self.size_bytes - size_bytes)
+        """Split off all but the first `size_bytes`, with the messages that end there."""
+        remaining = Packet(self.number + size_bytes, self.size_bytes - size_bytes)
         self.size_bytes = size_bytes
-        rest.ends, rest.left, self.ends, self.left = self.ends, self.left, (), ()
-        return rest
+        remaining.on_arrivals, remaining.on_sent = self.on_arrivals, self.on_sent
+        self.on_arrivals, self.on_sent = (), ()
+        return remaining
 
 
 class Scoreboard:
-    """Of one connection, whose round trip takes `least_s` when its path is empty.
+    """The packets of one connection that are not cumulatively acknowledged.
 
-    out: packets that were sent and are not acknowledged with all before them, in order. lost: numbers of those that
-    are to be sent again, and of some that are not any more.
+    least_s: minimum round trip, initially of the empty path. out: packets in order, by number. lost: heap of packets to
+    retransmit; may contain some that no longer need it.
     """
 
     def __init__(self, least_s: float) -> None:
         self.out: dict[int, Packet] = {}
-        self.unacknowledged = self.next = 0  # bytes
-        self.passed = 0  # packets that are acknowledged
-        self.flying = self.here = 0
+        self.unacknowledged = self.next = 0  # byte numbers
+        self.passed = 0  # acknowledged packets
+        self.in_flight = self.acked = 0
         self.least_s = least_s
-        # of those out, what is not there, in the order it was sent last
+        # packets that have not arrived, in the order in which they were last sent
         self._by_time: dict[int, Packet] = {}
         self.lost: list[int] = []
-        # of what is there, the one sent last: when, its number, and how long it took
+        # of delivered packets the one sent last: when, its number, and its round trip
         self._newest_sent_s, self._newest = -math.inf, -1
-        self._newest_s = 0.0
+        self._newest_rtt_s = 0.0
 
     def add(self, packet: Packet, now_s: float) -> None:
-        """One more is sent."""
+        """Record a new packet."""
         number = packet.number
         self.out[number] = self._by_time[number] = packet
         self.next = number + packet.size_bytes
         packet.first_s = packet.sent_s = now_s
         packet.times = 1
-        packet.flying, packet.here, packet.lost = True, False, False
-        self.flying += 1
+        packet.in_flight, packet.acked, packet.lost = True, False, False
+        self.in_flight += 1
 
-    def fly(self, packet: Packet, now_s: float) -> None:
-        """It is sent again."""
+    def retransmit(self, packet: Packet, now_s: float) -> None:
+        """Record a retransmission."""
         packet.times += 1
         packet.sent_s = now_s
         packet.lost = False
-        if not packet.flying:
-            packet.flying = True
-            self.flying += 1
+        if not packet.in_flight:
+            packet.in_flight = True
+            self.in_flight += 1
         self._by_time.pop(packet.number, None)
         self._by_time[packet.number] = packet
 
     def cut(self, packet: Packet, size_bytes: int) -> None:
-        """What is sent again does not go into one packet any more: the rest is another one, in the same state."""
-        rest = packet.cut(size_bytes)
-        rest.sent_s, rest.times, rest.stamp, rest.short = packet.sent_s, packet.times, packet.stamp, True
-        rest.first_s, rest.gone = packet.first_s, packet.gone
-        rest.flying, rest.here, rest.lost = packet.flying, False, packet.lost
-        self.out[rest.number] = rest
-        self.flying += rest.flying
-        if rest.lost:
-            heapq.heappush(self.lost, rest.number)
+        """Split a packet whose retransmission no longer fits into one; the rest has the same state."""
+        remaining = packet.cut(size_bytes)
+        remaining.sent_s, remaining.times, remaining.stamp = packet.sent_s, packet.times, packet.stamp
+        remaining.short = True
+        remaining.first_s, remaining.times_lost = packet.first_s, packet.times_lost
+        remaining.in_flight, remaining.acked, remaining.lost = packet.in_flight, False, packet.lost
+        self.out[remaining.number] = remaining
+        self.in_flight += remaining.in_flight
+        if remaining.lost:
+            heapq.heappush(self.lost, remaining.number)
         else:
-            self._by_time[rest.number] = rest
+            self._by_time[remaining.number] = remaining
 
-    def all_of(self, told: Acknowledgement) -> Sequence[int]:
-        """Packets that it tells of, with those before its next byte that others told of, and which was lost."""
-        if len(told.news) >= told.passed - self.passed:
-            return told.news
-        found, number = list(told.news), self.unacknowledged
-        while number < told.next:
+    def newly_arrived(self, ack: Acknowledgement) -> Sequence[int]:
+        """Return the newly arrived packets, including cumulatively acknowledged ones whose report was lost."""
+        if len(ack.arrived) >= ack.passed - self.passed:
+            return ack.arrived
+        found, number = list(ack.arrived), self.unacknowledged
+        while number < ack.next:
             found.append(number)
             number += self.out[number].size_bytes
         return found
 
-    def arrive(
-        self, numbers: Sequence[int], now_s: float, came: Callable[[float, int, Stamp], None]
+    def deliver(
+        self, numbers: Sequence[int], now_s: float, on_delivered: Callable[[float, int, Stamp], None]
     ) -> tuple[int, float, float]:
-        """Those are there, as is known now: how many are news; when the first and the last was sent, if once.
+        """Mark packets as delivered.
 
-        came: told of each, as `Control` has it.
+        on_delivered: see `Control.came`.
+
+        Returns:
+            How many are newly delivered, and when the first and the last of those sent just once were sent.
         """
         out = self.out
         packets, first_s, last_s = 0, math.inf, -math.inf
         for number in numbers:
             packet = out.get(number)
-            if packet is None or packet.here:
+            if packet is None or packet.acked:
                 continue
             packets += 1
             sent_s = packet.sent_s
             if packet.stamp is not None:
-                came(sent_s, number, packet.stamp)
-            packet.here, packet.lost = True, False
-            self._ground(packet)
+                on_delivered(sent_s, number, packet.stamp)
+            packet.acked, packet.lost = True, False
+            self._take_out_of_flight(packet)
             if packet.times == 1:
                 first_s = sent_s if sent_s < first_s else first_s
                 last_s = sent_s if sent_s > last_s else last_s
             elif now_s - sent_s < self.least_s:
-                continue  # it may have been the one before
-            self._newest_s = now_s - sent_s
+                continue  # it may be the original packet
+            self._newest_rtt_s = now_s - sent_s
             newest_s = self._newest_sent_s
             if sent_s > newest_s or (sent_s == newest_s and number > self._newest):
                 self._newest_sent_s, self._newest = sent_s, number
-        self.here += packets
+        self.acked += packets
         return packets, first_s, last_s
 
     def acknowledge(self) -> int:
-        """The first one, with all before it; its bytes."""
+        """Remove the first packet and return its size."""
         packet = self.out.pop(self.unacknowledged)
-        if packet.here:
-            self.here -= 1
-        else:  # nobody told of it
-            self._ground(packet)
+        if packet.acked:
+            self.acked -= 1
+        else:  # not reported before
+            self._take_out_of_flight(packet)
         self.passed += 1
         self.unacknowledged += packet.size_bytes
         return packet.size_bytes
 
     def next_lost(self) -> Packet | None:
-        """That is to be sent again."""
+        """Return the next packet to retransmit."""
         while self.lost:
             packet = self.out.get(self.lost[0])
             if packet is not None and packet.lost:
@@ -196,16 +216,19 @@ class Scoreboard:
         return None
 
     def find_lost(self, now_s: float, reordering_s: float) -> tuple[int, float]:
-        """How many are lost, as later ones are there; how long others are waited for, seconds.
+        """Mark packets as lost if later ones have arrived (RACK).
 
-        reordering_s: for so long beyond a round trip.
+        reordering_s: reordering window beyond a round trip.
+
+        Returns:
+            How many are newly lost, and how many seconds until others may be.
         """
         found, later_s = [], 0.0
         newest_sent_s, newest = self._newest_sent_s, self._newest
         for packet in self._by_time.values():
             if packet.sent_s > newest_sent_s or (packet.sent_s == newest_sent_s and packet.number > newest):
                 break
-            rest_s = packet.sent_s + self._newest_s + reordering_s - now_s
+            rest_s = packet.sent_s + self._newest_rtt_s + reordering_s - now_s
             if rest_s <= NOW_S:
                 found.append(packet)
             else:
@@ -216,34 +239,34 @@ class Scoreboard:
 
     def _lose(self, packet: Packet) -> None:
         packet.lost = True
-        self._ground(packet)
+        self._take_out_of_flight(packet)
         heapq.heappush(self.lost, packet.number)
 
-    def _ground(self, packet: Packet) -> None:
-        """It is not on its way any more, nor waited for."""
+    def _take_out_of_flight(self, packet: Packet) -> None:
+        """Take a packet out of flight and out of loss detection."""
         self._by_time.pop(packet.number, None)
-        if packet.flying:
-            packet.flying = False
-            self.flying -= 1
+        if packet.in_flight:
+            packet.in_flight = False
+            self.in_flight -= 1
 
     def time_out(self, now_s: float) -> None:
-        """All that was sent a round trip ago is lost, and the first in any case."""
+        """Mark the first packet, and all that were sent a round trip ago, as lost."""
         for packet in self.out.values():
-            old = packet.sent_s + self._newest_s <= now_s
-            if not packet.here and not packet.lost and (old or packet.number == self.unacknowledged):
+            old = packet.sent_s + self._newest_rtt_s <= now_s
+            if not packet.acked and not packet.lost and (old or packet.number == self.unacknowledged):
                 self._lose(packet)
 
     def undo(self) -> None:
-        """Nothing is lost: all that was taken for it is still on its way."""
+        """Mark all lost packets as in flight again."""
         for packet in self.out.values():
             if packet.lost:
-                packet.lost, packet.flying = False, True
-                self.flying += 1
+                packet.lost, packet.in_flight = False, True
+                self.in_flight += 1
                 self._by_time[packet.number] = packet
         self._by_time = dict(sorted(self._by_time.items(), key=lambda item: item[1].sent_s))
 
     def shift(self, seconds: float) -> None:
-        """Tell the time from so much later on."""
+        """Move recorded times `seconds` back."""
         self._newest_sent_s -= seconds
 
 
@@ -251,7 +274,7 @@ Action = Callable[[], None]
 
 
 class UnsentData:
-    """In order, as packets that are full but for the last one. full_bytes: of a full one."""
+    """Data to send, as packets that are full except for the last one. full_bytes: size of a full packet."""
 
     def __init__(self, full_bytes: int) -> None:
         self._full_bytes, self._given_bytes = full_bytes, 0
@@ -261,29 +284,30 @@ class UnsentData:
         return len(self._packets)
 
     @property
-    def is_part(self) -> bool:
-        """Whether it is less than a packet."""
+    def is_less_than_packet(self) -> bool:
+        """Whether there is less than one packet."""
         return len(self._packets) == 1 and self._packets[0].size_bytes < self._full_bytes
 
-    def give(self, size_bytes: int, left: Action, come: Action) -> None:
-        """A message: its first bytes fill the last packet. left, come: called when it was sent, when it is there."""
-        packets, full_bytes, rest = self._packets, self._full_bytes, size_bytes
+    def append(self, size_bytes: int, on_sent: Action, on_arrival: Action) -> None:
+        """Append a message, filling the last packet first. on_sent, on_arrival: its callbacks."""
+        packets, full_bytes, remaining = self._packets, self._full_bytes, size_bytes
         packet = packets[-1] if packets else None
         if packet is not None:
-            some = min(rest, full_bytes - packet.size_bytes)
-            packet.size_bytes += some
-            rest -= some
-        while rest:
-            packet = Packet(self._given_bytes + size_bytes - rest, full_bytes if rest > full_bytes else rest)
+            filled = min(remaining, full_bytes - packet.size_bytes)
+            packet.size_bytes += filled
+            remaining -= filled
+        while remaining:
+            number = self._given_bytes + size_bytes - remaining
+            packet = Packet(number, min(full_bytes, remaining))
             packets.append(packet)
-            rest -= packet.size_bytes
+            remaining -= packet.size_bytes
         assert packet is not None
-        packet.ends = (*packet.ends, come)
-        packet.left = (*packet.left, left)
+        packet.on_arrivals = (*packet.on_arrivals, on_arrival)
+        packet.on_sent = (*packet.on_sent, on_sent)
         self._given_bytes += size_bytes
 
     def take(self, most_bytes: int) -> Packet:
-        """The next packet, of as much as goes into it now (`tcp_grow_skb`)."""
+        """Return the next packet, filled to what fits now (`tcp_grow_skb`)."""
         packets = self._packets
         packet = packets.popleft()
         if packet.size_bytes > most_bytes:
@@ -293,5 +317,6 @@ class UnsentData:
             if behind.size_bytes > room_bytes:
                 packets.appendleft(behind.cut(room_bytes))
             packet.size_bytes += behind.size_bytes
-            packet.ends, packet.left = (*packet.ends, *behind.ends), (*packet.left, *behind.left)
+            packet.on_arrivals = (*packet.on_arrivals, *behind.on_arrivals)
+            packet.on_sent = (*packet.on_sent, *behind.on_sent)
         return packet

@@ -1,8 +1,9 @@
-"""The end of a connection that sends, packet by packet, as Linux' TCP does.
+"""The sending side of a TCP connection, packet by packet, as Linux implements it.
 
-RFC 8985 for what is lost (RACK, in `scoreboard`) and for last packets (TLP); RFC 6298's timer, no less than 200 ms.
-Not as on paper: timers go by jiffies, a loss that fewer than three packets tell of waits for one of these at the least,
-and what is written waits while the card has enough of the connection (TCP small queues, autocorking).
+It follows RFC 8985 for loss detection (RACK, in `Scoreboard`) and tail loss probes, and RFC 6298 for the retransmission
+timer, with a minimum of 200 ms. It also models what differs from the RFCs. Timers have jiffy resolution. A loss that
+fewer than three packets indicate waits for at least one jiffy. Data waits while the NIC's queue holds enough of the
+connection (TCP small queues, autocorking).
 """
 
 from __future__ import annotations
@@ -26,23 +27,33 @@ from testbed.prediction.packets.rtt_estimator import LEAST_ROUND_TRIP_S, RttEsti
 from testbed.prediction.packets.send_queue import Acknowledgement, Packet, Scoreboard, UnsentData
 from testbed.prediction.packets.timers import LEAST_S, Timer
 
-# options of a packet that tells of gaps, with timestamps beside them
+# TCP options of a packet that reports gaps, next to timestamps
 BLOCKS_BYTES, BLOCK_BYTES, MOST_BLOCKS = 4, 8, 3
-OVERHEAD_BYTES = 1024  # of a packet in memory
+OVERHEAD_BYTES = 1024  # memory overhead per packet
 OPEN, RECOVERY, LOSS = range(3)
 
 Action = Callable[[], None]
 
 
 class Sender:
-    """One connection. buffer_bytes: of what it was given and is not acknowledged, at the most. draw: for BBR's cycle.
+    """One connection in one direction.
 
-    dials: whether the other end has just answered its hello. again: packets that were sent again.
+    Args:
+        events: The clock.
+        path: Its packet path.
+        has_arrived: Queues from the sender to the receiver.
+        back: Queues of acknowledgements.
+        buffer_bytes: Send buffer for data that is not acknowledged.
+        draw: Random start of BBR's gain cycle.
+        dials: Whether the peer has just answered this side's handshake.
+
+    Attributes:
+        retransmitted: Number of retransmitted packets.
     """
 
     def __init__(
         self,
-        agenda: EventQueue,
+        events: EventQueue,
         path: PacketPath,
         there: Sequence[Entrance],
         back: Sequence[Entrance],
@@ -50,146 +61,152 @@ class Sender:
         draw: Random,
         dials: bool = False,
     ) -> None:
-        assert isinstance(there[0], LinkQueue)  # cards have no classes
-        self._agenda, self._card = agenda, there[0]
+        assert isinstance(there[0], LinkQueue)  # NICs have no traffic classes
+        self._events, self._nic = events, there[0]
         self._full_bytes = path.payload_bytes
         self._most_window = max(1.0, path.window_bytes / path.payload_bytes)
-        usual_s = handshake_s((*there, *back))
-        self._receiver = Receiver(agenda, back, self.hear, usual_s, path.window_bytes, dials)
-        self._there = FramePath(agenda, there, self._receiver.take, self._lose)
-        self._enter = self._there.enter
+        smoothed_s = handshake_s((*there, *back))
+        self._receiver = Receiver(events, back, self.process_ack, smoothed_s, path.window_bytes, dials)
+        self._path = FramePath(events, there, self._receiver.take, self._on_loss)
+        self._enqueue = self._path.enter
         self._control: Control = (
-            Bbr(path.payload_bytes, usual_s, draw) if path.growth is None else LossBasedControl(path.growth)
+            Bbr(path.payload_bytes, smoothed_s, draw)
+            if path.growth is None
+            else LossBasedControl(path.growth)
         )
         self._paces = self._control.paces
         self._buffer = SendBuffer(buffer_bytes)
         self._unsent, self._transmitted = UnsentData(path.payload_bytes), 0
-        self._other: Receiver | None = None  # of the other direction, at this end
-        self._board = Scoreboard(usual_s)
+        self._peer_receiver: Receiver | None = None  # receives the other direction at this end
+        self._scoreboard = Scoreboard(smoothed_s)
         self._state, self._high = OPEN, 0
-        self._timed_out = -1  # the first byte of what was taken for lost then, of the last episode
-        self._probed: tuple[int, bool] | None = None  # the next packet then; whether one was sent again
-        self._round_trip = RttEstimator(usual_s)
+        self._timed_out = -1  # first byte that was lost in the last timeout
+        # of a tail loss probe: next byte then; whether it was a retransmission
+        self._probed: tuple[int, bool] | None = None
+        self._round_trip = RttEstimator(smoothed_s)
         self._sent_s = -math.inf
-        self._in_card: deque[tuple[float, int]] = deque()
-        self._in_card_bytes = 0
-        self._least_in_card = min(2 * (self._full_bytes + OVERHEAD_BYTES), LIMIT_OUTPUT_BYTES)
+        self._in_nic: deque[tuple[float, int]] = deque()
+        self._in_nic_bytes = 0
+        self._least_in_nic = min(2 * (self._full_bytes + OVERHEAD_BYTES), LIMIT_OUTPUT_BYTES)
         self._woken_s = self._departs_s = self._paced_s = 0.0
-        self._timer = Timer(agenda)
-        self._heard = AckSample()
-        self.again = 0
+        self._timer = Timer(events)
+        self._ack = AckSample()
+        self.retransmitted = 0
 
     @property
     def window(self) -> float:
-        """Packets."""
+        """The congestion window in packets."""
         return self._control.window
 
-    def join(self, other: Sender) -> None:
-        """They are the two directions of a connection: what one sends tells of what came of the other."""
-        for own, that in ((self, other), (other, self)):
-            own._other = that._receiver
-            own._receiver.other = that
+    def join(self, peer: Sender) -> None:
+        """Join both directions of a connection, so that data packets carry acknowledgements."""
+        for own, peer_side in ((self, peer), (peer, self)):
+            own._peer_receiver = peer_side._receiver
+            own._receiver.peer = peer_side
 
-    # ---- what it is given
+    # ---- application data
 
-    def send(self, size_bytes: float, taken: Event, left: Action, come: Action) -> None:
-        """A message. taken: happens when all of it is in the buffer; left, come: when sent once, when there."""
-        board = self._board
+    def send(self, size_bytes: float, accepted: Event, on_sent: Action, on_arrival: Action) -> None:
+        """Send a message.
+
+        accepted: happens when the buffer has all of it. on_sent: called when sent. on_arrival: called on arrival.
+        """
+        scoreboard = self._scoreboard
         if (
             not self._unsent
-            and board.flying < self.window
-            and not board.next_lost()
-            and not self._are_in_card()
+            and scoreboard.in_flight < self.window
+            and not scoreboard.next_lost()
+            and not self._has_queued_in_nic()
         ):
-            self._control.starve(board.flying)
+            self._control.on_app_limited(scoreboard.in_flight)
         size_bytes = max(1, math.ceil(size_bytes))
-        self._unsent.give(size_bytes, left, come)
-        self._buffer.put(size_bytes, taken)
+        self._unsent.append(size_bytes, on_sent, on_arrival)
+        self._buffer.put(size_bytes, accepted)
         self.push()
 
-    def push(self, left_card: bool = False) -> None:
-        """Send what may be sent. left_card: as a packet has left the card, for which others may have waited."""
-        board, control, unsent, now_s = self._board, self._control, self._unsent, self._agenda.now_s
+    def push(self, left_nic: bool = False) -> None:
+        """Send what may be sent. left_nic: called because a packet has left the NIC."""
+        scoreboard, control, unsent, now_s = self._scoreboard, self._control, self._unsent, self._events.now_s
         sent = full = arms = False
         window, most = control.window, self._most_window
         window = int(window if window < most else most)
         while True:
-            packet = board.next_lost() if board.lost else None
+            packet = scoreboard.next_lost() if scoreboard.lost else None
             if packet is None and not unsent:
                 break
-            if board.flying >= window:
+            if scoreboard.in_flight >= window:
                 full = True
                 break
             if self._paces and self._departs_s > now_s:
                 self._wait_for_pace()
                 break
-            if self._in_card and self._waits_for_card(packet is None and not left_card):
+            if self._in_nic and self._waits_for_nic(packet is None and not left_nic):
                 break
             if packet is None:
-                # else what is lost is waited for as before (`tcp_event_new_data_sent`)
-                arms = arms or not board.out or (self._state == OPEN and not board.here)
-                self._begin(now_s)
+                # with unrepaired losses the timer stays as it is (`tcp_event_new_data_sent`)
+                arms = arms or not scoreboard.out or (self._state == OPEN and not scoreboard.acked)
+                self._send_new(now_s)
                 sent = True
             else:
-                self._repeat(packet, now_s)
-        full = full or board.flying >= window
+                self._retransmit(packet, now_s)
+        full = full or scoreboard.in_flight >= window
         if sent or full:
-            control.use(full, len(board.out), board.unacknowledged, board.next)
+            control.on_window_use(full, len(scoreboard.out), scoreboard.unacknowledged, scoreboard.next)
         if arms:
             self._arm()
 
     def _most_bytes(self) -> int:
-        """Of a packet, beside what it tells of gaps in the other direction (`tcp_current_mss`)."""
-        if self._other is None or not self._other.blocks:
+        """Return the maximum segment size next to SACK options for the other direction (`tcp_current_mss`)."""
+        if self._peer_receiver is None or not self._peer_receiver.blocks:
             return self._full_bytes
-        return self._full_bytes - BLOCKS_BYTES - BLOCK_BYTES * min(self._other.blocks, MOST_BLOCKS)
+        return self._full_bytes - BLOCKS_BYTES - BLOCK_BYTES * min(self._peer_receiver.blocks, MOST_BLOCKS)
 
-    def _begin(self, now_s: float) -> None:
-        board, most = self._board, self._most_bytes()
+    def _send_new(self, now_s: float) -> None:
+        scoreboard, most = self._scoreboard, self._most_bytes()
         packet = self._unsent.take(most)
-        if not board.flying and now_s > self._sent_s > -math.inf:
-            self._control.resume(now_s, now_s - self._sent_s)
+        if not scoreboard.in_flight and now_s > self._sent_s > -math.inf:
+            self._control.on_restart(now_s, now_s - self._sent_s)
         self._sent_s = now_s
         packet.short = packet.size_bytes < most
-        packet.stamp = self._control.stamp(now_s, not board.out) if self._paces else None
-        board.add(packet, now_s)
+        packet.stamp = self._control.stamp(now_s, not scoreboard.out) if self._paces else None
+        scoreboard.add(packet, now_s)
         self._transmit(packet, most, now_s)
-        for action in packet.left:
+        for action in packet.on_sent:
             action()
 
-    def _repeat(self, packet: Packet, now_s: float) -> None:
-        self.again += 1
+    def _retransmit(self, packet: Packet, now_s: float) -> None:
+        self.retransmitted += 1
         most = self._most_bytes()
-        if packet.size_bytes > most and not packet.there:
-            self._board.cut(packet, most)
+        if packet.size_bytes > most and not packet.has_arrived:
+            self._scoreboard.cut(packet, most)
         packet.stamp = self._control.stamp(now_s, False)
-        self._board.fly(packet, now_s)
+        self._scoreboard.retransmit(packet, now_s)
         self._transmit(packet, most, now_s)
 
     def _transmit(self, packet: Packet, most: int, now_s: float) -> None:
         packet.frame_bytes = packet.size_bytes + PACKET_HEADERS_BYTES + self._full_bytes - most
-        if self._other is not None:
-            packet.told = self._other.tell(packet.told)
+        if self._peer_receiver is not None:
+            packet.carried_ack = self._peer_receiver.piggyback_ack(packet.carried_ack)
         self._transmitted += 1
         if self._paces:
             self._pace(packet, now_s)
-        begins_s = self._card.free_s
+        begins_s = self._nic.free_s
         if begins_s > now_s:
             in_memory = packet.size_bytes + OVERHEAD_BYTES
-            self._in_card.append((begins_s, in_memory))
-            self._in_card_bytes += in_memory
-        self._enter(packet)
+            self._in_nic.append((begins_s, in_memory))
+            self._in_nic_bytes += in_memory
+        self._enqueue(packet)
 
-    def _lose(self, packet: Packet) -> None:
-        packet.gone += 1
-        if self._other is not None and packet.told is not None:
-            self._other.repeat(packet.told)
-            packet.told = None
+    def _on_loss(self, packet: Packet) -> None:
+        packet.times_lost += 1
+        if self._peer_receiver is not None and packet.carried_ack is not None:
+            self._peer_receiver.restore(packet.carried_ack)
+            packet.carried_ack = None
 
-    # ---- what it waits for
+    # ---- pacing and the NIC
 
     def _pace(self, packet: Packet, now_s: float) -> None:
-        """When the next one may leave (`tcp_update_skb_after_send`): the first ones are not paced."""
+        """Compute when the next packet may leave (`tcp_update_skb_after_send`); the first ones are not paced."""
         before_s, self._departs_s = self._departs_s, max(self._departs_s, now_s)
         if self._transmitted >= INITIAL_WINDOW_PACKETS:
             takes_s = packet.size_bytes / self._linux_pace()
@@ -198,199 +215,203 @@ class Sender:
     def _wait_for_pace(self) -> None:
         if self._paced_s != self._departs_s:
             self._paced_s = self._departs_s
-            self._agenda.at(self._departs_s, self.push)
+            self._events.call_at(self._departs_s, self.push)
 
-    def _waits_for_card(self, new: bool) -> bool:
-        """Whether the card has enough of it, or more may come for its last packet, which is `new`.
+    def _waits_for_nic(self, new: bool) -> bool:
+        """Whether the NIC's queue has enough of this connection, or the last, partial, packet may still grow.
 
-        It goes on when one has left.
+        new: the next packet is not a retransmission. Sending continues when a packet has left the NIC.
         """
-        if not self._are_in_card():
+        if not self._has_queued_in_nic():
             return False
-        if not (new and self._unsent.is_part):
-            in_card_bytes = self._in_card_bytes
-            # 1 ms of its pace, two packets at the least, which mostly decides
-            if in_card_bytes <= self._least_in_card or (
-                in_card_bytes <= LIMIT_OUTPUT_BYTES and in_card_bytes <= self._linux_pace() / PACE_SHARE
+        if not (new and self._unsent.is_less_than_packet):
+            in_nic_bytes = self._in_nic_bytes
+            # 1 ms at its pacing rate but at least two packets, which mostly decides
+            if in_nic_bytes <= self._least_in_nic or (
+                in_nic_bytes <= LIMIT_OUTPUT_BYTES and in_nic_bytes <= self._linux_pace() / PACE_SHARE
             ):
                 return False
-        if self._woken_s <= self._agenda.now_s:
-            self._woken_s = self._in_card[0][0]
-            self._agenda.at(self._woken_s, partial(self.push, left_card=True))
+        if self._woken_s <= self._events.now_s:
+            self._woken_s = self._in_nic[0][0]
+            self._events.call_at(self._woken_s, partial(self.push, left_nic=True))
         return True
 
-    def _are_in_card(self) -> bool:
-        """Whether packets still wait there."""
-        now_s, waiting = self._agenda.now_s, self._in_card
+    def _has_queued_in_nic(self) -> bool:
+        """Whether packets wait in the NIC."""
+        now_s, waiting = self._events.now_s, self._in_nic
         while waiting and waiting[0][0] <= now_s:
-            self._in_card_bytes -= waiting.popleft()[1]
+            self._in_nic_bytes -= waiting.popleft()[1]
         return bool(waiting)
 
     def _linux_pace(self) -> float:
         if not (self._round_trip.timed or self._paces):
-            return math.inf  # the kernel has none before the first acknowledgement
-        return self._control.pace(self._full_bytes, len(self._board.out), self._round_trip.usual_s)
+            return math.inf  # the kernel does not pace before the first acknowledgement
+        return self._control.pace(self._full_bytes, len(self._scoreboard.out), self._round_trip.smoothed_s)
 
-    # ---- what it hears
+    # ---- acknowledgements
 
-    def hear(self, told: Acknowledgement, *, goes_on: bool = True) -> None:
-        """An acknowledgement. goes_on: sends what may be sent now."""
-        now_s, board, control = self._agenda.now_s, self._board, self._control
-        unacknowledged, flying = board.unacknowledged, board.flying
-        delivered, first_s, last_s = board.arrive(board.all_of(told), now_s, control.came)
-        advanced = told.next > unacknowledged
+    def process_ack(self, ack: Acknowledgement, *, sends: bool = True) -> None:
+        """Process an acknowledgement. sends: also send what may be sent now."""
+        now_s, scoreboard, control = self._events.now_s, self._scoreboard, self._control
+        unacknowledged, in_flight = scoreboard.unacknowledged, scoreboard.in_flight
+        delivered, first_s, last_s = scoreboard.deliver(
+            scoreboard.newly_arrived(ack), now_s, control.on_delivered
+        )
+        advanced = ack.next > unacknowledged
         if advanced:
             if self._state == LOSS and unacknowledged == self._timed_out and not self._paces:
-                self._undo(board.out[unacknowledged])
-            self._acknowledge(told.next)
+                self._undo(scoreboard.out[unacknowledged])
+            self._acknowledge(ack.next)
         latest_s = -1.0
         if last_s > -math.inf:
             latest_s = now_s - last_s
-            self._time(now_s - first_s, latest_s)
+            self._add_rtt_sample(now_s - first_s, latest_s)
         if self._probed is not None:
-            self._hear_probe(told, self._probed)
+            self._process_probe_ack(ack, self._probed)
         lost, waits = 0, False
-        if board.here or self._state != OPEN:
+        if scoreboard.acked or self._state != OPEN:
             lost, waits = self._find_lost()
             self._change_state(lost)
-        self._tell(delivered, flying, lost, latest_s, advanced)
+        self._report_ack(delivered, in_flight, lost, latest_s, advanced)
         if advanced and not waits:
             self._arm()
-        if goes_on:
+        if sends:
             self.push()
 
     def _acknowledge(self, next_byte: int) -> None:
-        """All packets before that byte."""
-        board, buffer, size_bytes = self._board, self._buffer, 0
-        while board.unacknowledged < next_byte:
-            size_bytes += board.acknowledge()
-            if buffer.waiting:  # else nobody asks which of them has made room
-                buffer.leave(size_bytes)
+        """Acknowledge all packets before this byte."""
+        scoreboard, buffer, size_bytes = self._scoreboard, self._buffer, 0
+        while scoreboard.unacknowledged < next_byte:
+            size_bytes += scoreboard.acknowledge()
+            if buffer.waiting:  # else it does not matter which of them makes room
+                buffer.remove(size_bytes)
                 size_bytes = 0
-        buffer.leave(size_bytes)
+        buffer.remove(size_bytes)
 
-    def _tell(self, delivered: int, before: int, lost: int, latest_s: float, advanced: bool) -> None:
-        """The congestion control, of what was heard: see `AckSample`."""
-        board, heard = self._board, self._heard
-        heard.now_s = self._agenda.now_s
-        heard.delivered, heard.advanced, heard.lost = delivered, advanced, lost
-        heard.flying, heard.before = board.flying, before
-        heard.recovering = self._state == RECOVERY
-        heard.latest_s, heard.least_s = latest_s, board.least_s
-        heard.departs_s, heard.sent = self._departs_s, self._transmitted
-        self._control.heard(heard)
+    def _report_ack(self, delivered: int, before: int, lost: int, latest_s: float, advanced: bool) -> None:
+        """Report an acknowledgement to the congestion control: see `AckSample`."""
+        scoreboard, ack = self._scoreboard, self._ack
+        ack.now_s = self._events.now_s
+        ack.delivered, ack.advanced, ack.lost = delivered, advanced, lost
+        ack.in_flight, ack.before = scoreboard.in_flight, before
+        ack.recovering = self._state == RECOVERY
+        ack.latest_s, ack.least_s = latest_s, scoreboard.least_s
+        ack.departs_s, ack.sent = self._departs_s, self._transmitted
+        self._control.on_ack(ack)
 
-    def _time(self, sample_s: float, latest_s: float) -> None:
-        """An acknowledgement came so long after the first and the last packet that it tells of."""
-        board = self._board
-        if latest_s < LEAST_ROUND_TRIP_S:  # no sample is less than the latest one
+    def _add_rtt_sample(self, sample_s: float, latest_s: float) -> None:
+        """Take a round-trip sample. sample_s, latest_s: of the first and the last packet that was acknowledged."""
+        scoreboard = self._scoreboard
+        if latest_s < LEAST_ROUND_TRIP_S:  # the latest sample is the smallest
             sample_s, latest_s = max(LEAST_ROUND_TRIP_S, sample_s), LEAST_ROUND_TRIP_S
-        board.least_s = min(board.least_s, latest_s)
+        scoreboard.least_s = min(scoreboard.least_s, latest_s)
         self._round_trip.add(sample_s)
-        self._control.time(self._agenda.now_s, latest_s, board.unacknowledged, board.next, self._linux_pace)
+        self._control.on_rtt_sample(
+            self._events.now_s, latest_s, scoreboard.unacknowledged, scoreboard.next, self._linux_pace
+        )
 
-    def _hear_probe(self, told: Acknowledgement, probed: tuple[int, bool]) -> None:
-        """Whether a probe has mended a loss, which then is one (`tcp_process_tlp_ack`)."""
-        high, again = probed
-        if told.next < high:
+    def _process_probe_ack(self, ack: Acknowledgement, probed: tuple[int, bool]) -> None:
+        """Detect whether a tail loss probe has repaired a loss (`tcp_process_tlp_ack`)."""
+        high, was_retransmission = probed
+        if ack.next < high:
             return
-        if not again or told.doubled:
+        if not was_retransmission or ack.duplicate:
             self._probed = None
-        elif told.next > high:
+        elif ack.next > high:
             self._probed = None
-            self._control.mended()
+            self._control.on_probe_repair()
 
     def _find_lost(self) -> tuple[int, bool]:
-        """Packets; whether there are others, which it looks for when it has waited long enough."""
-        board = self._board
+        """Return how many packets are lost, and whether others may be, for which a timer is set."""
+        scoreboard = self._scoreboard
         reordering_s = 0.0
-        if self._state == OPEN and board.here < DUP_THRESHOLD:
-            reordering_s = min(REORDERING * board.least_s, self._round_trip.usual_s)
-        lost, later_s = board.find_lost(self._agenda.now_s, reordering_s)
+        if self._state == OPEN and scoreboard.acked < DUP_THRESHOLD:
+            reordering_s = min(REORDERING * scoreboard.least_s, self._round_trip.smoothed_s)
+        lost, later_s = scoreboard.find_lost(self._events.now_s, reordering_s)
         if later_s:
             self._timer.set(later_s + LEAST_S, self._stop_waiting)
         return lost, later_s > 0
 
     def _change_state(self, lost: int) -> None:
-        if self._state != OPEN and self._board.unacknowledged >= self._high:
+        if self._state != OPEN and self._scoreboard.unacknowledged >= self._high:
             if self._state == RECOVERY:
-                self._control.recovered()
+                self._control.exit_recovery()
             self._state = OPEN
         if lost and self._state != RECOVERY:
-            self._control.lose(self._transmitted, again=self._state == LOSS)
-            self._high = self._board.next
+            self._control.enter_recovery(self._transmitted, after_timeout=self._state == LOSS)
+            self._high = self._scoreboard.next
             self._state = RECOVERY
 
     # ---- timers
 
     def _arm(self) -> None:
-        board, round_trip = self._board, self._round_trip
-        if not board.out:
+        scoreboard, round_trip = self._scoreboard, self._round_trip
+        if not scoreboard.out:
             self._timer.stop()
             return
-        if round_trip.timed and self._state == OPEN and not board.here and self._probed is None:
-            probe_s = 2 * round_trip.usual_s + (MIN_RTO_S if len(board.out) == 1 else LEAST_S)
+        if round_trip.timed and self._state == OPEN and not scoreboard.acked and self._probed is None:
+            probe_s = 2 * round_trip.smoothed_s + (MIN_RTO_S if len(scoreboard.out) == 1 else LEAST_S)
             if probe_s < MIN_RTO_S or probe_s < round_trip.timeout_s:
                 self._timer.set(probe_s, self._probe)
                 return
         self._timer.set(self._round_trip.timeout_s, self._time_out)
 
     def _probe(self) -> None:
-        """The next packet, or the last one once more, so that an acknowledgement tells what is lost."""
-        again, now_s = not self._unsent, self._agenda.now_s
-        if again:
-            self._repeat(self._board.out[max(self._board.out)], now_s)
+        """Send a tail loss probe: the next packet, or the last one again, to provoke an acknowledgement."""
+        is_retransmission, now_s = not self._unsent, self._events.now_s
+        if is_retransmission:
+            self._retransmit(self._scoreboard.out[max(self._scoreboard.out)], now_s)
         else:
-            self._begin(now_s)
-        self._probed = self._board.next, again
+            self._send_new(now_s)
+        self._probed = self._scoreboard.next, is_retransmission
         self._timer.set(self._round_trip.timeout_s, self._time_out)
 
     def _stop_waiting(self) -> None:
-        """For packets that may only be late."""
-        board = self._board
+        """Handle the reordering timer: stop waiting for packets that may only be late."""
+        scoreboard = self._scoreboard
         lost, _ = self._find_lost()
         if lost and self._state != RECOVERY:
             self._change_state(lost)
-            if not self._paces:  # what it hears next tells that of recovery alone (`tcp_rack_reo_timeout`)
-                self._tell(1, board.flying, lost, -1.0, False)
+            if not self._paces:  # others learn it from the next acknowledgement (`tcp_rack_reo_timeout`)
+                self._report_ack(1, scoreboard.in_flight, lost, -1.0, False)
         self._timer.set(self._round_trip.timeout_s, self._time_out)
         self.push()
 
     def _time_out(self) -> None:
-        board = self._board
-        anew = self._state == OPEN or board.unacknowledged >= self._high
-        board.time_out(self._agenda.now_s)
-        self._control.time_out(board.flying, anew=anew)
-        self._state, self._high, self._probed = LOSS, board.next, None
-        self._timed_out = board.unacknowledged
+        scoreboard = self._scoreboard
+        is_new_episode = self._state == OPEN or scoreboard.unacknowledged >= self._high
+        scoreboard.time_out(self._events.now_s)
+        self._control.on_timeout(scoreboard.in_flight, is_new_episode=is_new_episode)
+        self._state, self._high, self._probed = LOSS, scoreboard.next, None
+        self._timed_out = scoreboard.unacknowledged
         self._round_trip.doublings += 1
         self._timer.set(self._round_trip.timeout_s, self._time_out)
         self.push()
 
     def _undo(self, packet: Packet) -> None:
-        """As if there had been no timeout, where the packet comes that was late, before the one that was sent again.
+        """Undo a timeout if the original packet was only late and arrives before its retransmission.
 
-        Timestamps tell the kernel (Eifel, RFC 3522; `tcp_packet_delayed`).
+        The kernel knows by timestamps (Eifel, RFC 3522; `tcp_packet_delayed`).
         """
-        if not packet.gone:
+        if not packet.times_lost:
             self._state = OPEN
-            self._board.undo()
+            self._scoreboard.undo()
             self._control.undo()
-            late_s = self._agenda.now_s - packet.first_s
-            self._time(late_s, late_s)
+            late_s = self._events.now_s - packet.first_s
+            self._add_rtt_sample(late_s, late_s)
 
-    # ---- from one step to the next
+    # ---- between steps
 
-    def go_on(self, agenda: EventQueue, seconds: float) -> None:
-        """By another's time, which is so much less; nothing is under way."""
-        self._agenda = agenda
-        self._there.go_on(agenda)
-        self._receiver.go_on(agenda, seconds)
-        self._timer.go_on(agenda)
+    def continue_on(self, events: EventQueue, seconds: float) -> None:
+        """Continue on another event queue whose time is `seconds` less; nothing is in flight."""
+        self._events = events
+        self._path.continue_on(events)
+        self._receiver.continue_on(events, seconds)
+        self._timer.continue_on(events)
         self._control.shift(seconds)
-        self._board.shift(seconds)
+        self._scoreboard.shift(seconds)
         self._sent_s -= seconds
         self._woken_s = self._paced_s = 0.0
         self._departs_s -= seconds
-        self._in_card.clear()
-        self._in_card_bytes = 0
+        self._in_nic.clear()
+        self._in_nic_bytes = 0

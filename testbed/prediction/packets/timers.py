@@ -1,4 +1,4 @@
-"""Kernel timers: they go by jiffies, and a connection has one of them at a time."""
+"""Kernel timers with jiffy resolution; a connection has one of them at a time."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from testbed.clock import KERNEL_TICK_S
 from testbed.prediction.events import EventQueue
 
 LEAST_S = 2e-3  # `TCP_TIMEOUT_MIN_US`
-# levels of the wheel (`calc_wheel_index`): each is 8 times as coarse as the one before, and begins 8 times as far ahead
+# levels of the timer wheel (`calc_wheel_index`): each is 8 times as coarse, and starts 8 times as far ahead
 COARSER, FIRST_LEVEL = 8, 63
 
 
 def timer_s(now_s: float, seconds: float) -> float:
-    """When a timer that is set now goes off: never early, so a bucket of the wheel later at the least."""
+    """Return when a timer that is set now fires: never early, so at least one bucket of the wheel later."""
     ahead = math.ceil(seconds / KERNEL_TICK_S)
     apart, ends = 1, FIRST_LEVEL
     while ahead >= ends:
@@ -23,32 +23,32 @@ def timer_s(now_s: float, seconds: float) -> float:
 
 
 class Timer:
-    """Whoever sets it anew takes the place of who set it before."""
+    """A timer with one callback; setting it replaces the previous one."""
 
-    def __init__(self, agenda: EventQueue) -> None:
-        self.agenda = agenda
+    def __init__(self, events: EventQueue) -> None:
+        self.events = events
         self._alarm_s = math.inf
         self._set_s = self._wait_s = 0.0
         self._act: Callable[[], None] | None = None
 
     def set(self, seconds: float, act: Callable[[], None]) -> None:
-        """After so long."""
-        now_s = self.agenda.now_s
+        """Set the timer."""
+        now_s = self.events.now_s
         self._set_s, self._wait_s, self._act = now_s, seconds, act
-        if now_s + seconds < self._alarm_s:  # else the alarm is no later: it looks then when this goes off
+        if now_s + seconds < self._alarm_s:  # else the pending alarm comes first and then reschedules
             self._set_alarm(timer_s(now_s, seconds))
 
     def stop(self) -> None:
-        """For good."""
+        """Cancel the timer."""
         self._act = None
 
     def _set_alarm(self, at_s: float) -> None:
         if at_s < self._alarm_s:
             self._alarm_s = at_s
-            self.agenda.at(at_s, self._ring)
+            self.events.call_at(at_s, self._ring)
 
     def _ring(self) -> None:
-        now_s, act = self.agenda.now_s, self._act
+        now_s, act = self.events.now_s, self._act
         if now_s >= self._alarm_s:
             self._alarm_s = math.inf
         if act is None:
@@ -60,8 +60,8 @@ class Timer:
         self.stop()
         act()
 
-    def go_on(self, agenda: EventQueue) -> None:
-        """By another's time: nothing is left of this one's."""
-        self.agenda = agenda
+    def continue_on(self, events: EventQueue) -> None:
+        """Continue on another event queue without a pending alarm."""
+        self.events = events
         self._alarm_s = math.inf
         self.stop()

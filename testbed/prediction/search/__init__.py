@@ -1,4 +1,4 @@
-"""The search for the quickest configuration of a training step: what fits, what a model says of it, what is best."""
+"""Search for the fastest configuration of a training step: feasibility, model evaluation, comparison with baselines."""
 
 from testbed.prediction.search.evaluation import (
     Configuration,
@@ -6,7 +6,7 @@ from testbed.prediction.search.evaluation import (
     Infeasible,
     evaluate,
     evaluate_tail_s,
-    searched,
+    search_space_of,
 )
 from testbed.prediction.search.evaluator import NothingFits, SearchProgress
 from testbed.prediction.search.search import Exploration, Search
@@ -21,5 +21,5 @@ __all__ = [
     "SearchProgress",
     "evaluate",
     "evaluate_tail_s",
-    "searched",
+    "search_space_of",
 ]

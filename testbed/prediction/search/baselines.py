@@ -1,4 +1,4 @@
-"""What the best of a search is held against: what people run today, and the best of one dimension alone."""
+"""Baselines of a search: common practice, the best of one dimension alone, and the value of each choice."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from testbed.prediction.closed_form import Changes
-from testbed.prediction.search.evaluation import Configuration, Evaluation, Infeasible, short
-from testbed.prediction.search.space import Space, Values, chosen_by, varied
+from testbed.prediction.search.evaluation import Configuration, Evaluation, Infeasible, short_name
+from testbed.prediction.search.space import Space, Values, space_around, tuned_space
 from testbed.spec.catalogue import baselines
 from testbed.spec.scenario import Scenario
 from testbed.spec.search_space import ExploreSpec
 
 Kind = Literal["baseline", "single", "random", "best"]
-"""What is compared: a baseline, the best of one dimension alone, of as many at random, of all."""
+"""A baseline, the best of one dimension alone, the best of as many random tries, or the best of all."""
 
 Entry = Mapping[str, Any]
-"""Of `data/baselines.yaml`."""
+"""An entry of `data/baselines.yaml`."""
 
-# What paths belong to; searches of one dimension alone take the others from the first baseline.
+# Path prefixes of each dimension; a search of one dimension takes all others from the first baseline.
 DIMENSIONS: Mapping[str, tuple[str, ...]] = {
     "placement": ("workload.parallelism",),
     "schedule": ("workload.schedule", "workload.bucket_cap", "algorithms"),
@@ -32,13 +32,13 @@ RECORDED_DIMENSIONS: Mapping[str, tuple[str, ...]] = {
     "network": DIMENSIONS["network"],
 }
 AS_GIVEN = "as given"
-# of a job that was recorded: planners choose what is its script's
-_GIVEN: Entry = {"changes": {}, "tunes": {}}
+# a recorded job: what planners choose is fixed by its script
+_RECORDED_ENTRY: Entry = {"changes": {}, "tunes": {}}
 
 
 @dataclass(frozen=True)
 class Baseline:
-    """Whose quickest the best is held against."""
+    """A space whose fastest configuration the best one is compared with."""
 
     name: str
     kind: Kind
@@ -47,21 +47,21 @@ class Baseline:
 
 
 def first_of(scenario: Scenario, explore: ExploreSpec) -> Changes | None:
-    """The changes of the first baseline; None where there is none."""
-    entry = next(iter(_given(scenario, explore).values()), None)
+    """Return the changes of the first baseline; None if there is none."""
+    entry = next(iter(_baseline_entries(scenario, explore).values()), None)
     return None if entry is None else entry["changes"]
 
 
 def list_baselines(scenario: Scenario, explore: ExploreSpec) -> list[Baseline]:
-    """Baselines, each as given and, where it chooses something by itself, tuned; then the best of each dimension."""
-    given = _given(scenario, explore)
+    """List the baselines, each as given and, if it tunes anything, tuned; then the best of each dimension."""
+    given = _baseline_entries(scenario, explore)
     dimensions = RECORDED_DIMENSIONS if scenario.workload.is_recorded else DIMENSIONS
     return [*_baselines(explore.space, given), *_singles(explore.space, given, dimensions)]
 
 
-def _given(scenario: Scenario, explore: ExploreSpec) -> dict[str, Entry]:
+def _baseline_entries(scenario: Scenario, explore: ExploreSpec) -> dict[str, Entry]:
     if scenario.workload.is_recorded:
-        return {AS_GIVEN: _GIVEN} if explore.baselines else {}
+        return {AS_GIVEN: _RECORDED_ENTRY} if explore.baselines else {}
     return {name: baselines()[name] for name in explore.baselines}
 
 
@@ -69,15 +69,15 @@ def _baselines(values: Values, given: Mapping[str, Entry]) -> Iterator[Baseline]
     for name, entry in given.items():
         yield Baseline(name, "baseline", False, Space({}, entry["changes"]))
         if entry["tunes"]:
-            yield Baseline(name, "baseline", True, chosen_by(entry, values))
+            yield Baseline(name, "baseline", True, tuned_space(entry, values))
 
 
 def _singles(
     values: Values, given: Mapping[str, Entry], dimensions: Mapping[str, tuple[str, ...]]
 ) -> Iterator[Baseline]:
-    """What differs in one dimension alone from the first baseline; then that with what that one chooses by itself."""
+    """Yield spaces that differ from the first baseline in one dimension; then with what that baseline tunes too."""
     for entry in list(given.values())[:1]:
-        chosen = chosen_by(entry, values)
+        chosen = tuned_space(entry, values)
         for dimension, beginnings in dimensions.items():
             own = {
                 path: some
@@ -86,23 +86,24 @@ def _singles(
             }
             name, with_chosen = f"only {dimension}", {**chosen.values, **own}
             if own:
-                yield Baseline(name, "single", False, varied(entry["changes"], own))
+                yield Baseline(name, "single", False, space_around(entry["changes"], own))
             if own and with_chosen.keys() != own.keys():
-                yield Baseline(name, "single", True, varied(entry["changes"], with_chosen))
+                yield Baseline(name, "single", True, space_around(entry["changes"], with_chosen))
 
 
-DEGREES = "degrees"  # change together: their product is the number of accelerators
+DEGREES = "degrees"  # these change is_degree: their product is the number of accelerators
 _WITH_DEGREES = ("workload.schedule.microbatches", "workload.local_batch_size")
 
 Pair = tuple[str, str]
-"""Two choices; twice the same for one alone."""
+"""Two choices; the same one twice for a single choice."""
 
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """Step times in seconds, None of what does not fit. choices: those in which the best and the first baseline differ.
+    """What each choice is worth, alone and in pairs; step times in seconds, None for what does not fit.
 
-    taken: of the baseline with what the best has there. given_back: of the best with what the baseline has there.
+    choices: where the best and the first baseline differ. taken: the baseline with the best's choices. given_back: the
+    best with the baseline's choices.
     """
 
     choices: tuple[str, ...]
@@ -115,9 +116,9 @@ class Sensitivity:
 def sensitivity(
     first: Changes,
     best: Changes,
-    tried: Callable[[Sequence[Configuration]], Sequence[Evaluation | Infeasible]],
+    evaluate: Callable[[Sequence[Configuration]], Sequence[Evaluation | Infeasible]],
 ) -> Sensitivity | None:
-    """Between two configurations of the same paths; None where they do not differ, or one does not fit."""
+    """Compare two configurations choice by choice; None if they are equal or one does not fit."""
     choices = choices_of(first, best)
     pairs = list(itertools.combinations_with_replacement(choices, 2))
 
@@ -129,7 +130,7 @@ def sensitivity(
     configurations = [Configuration(first), Configuration(best)]
     configurations += [mixed(first, best, pair) for pair in pairs]
     configurations += [mixed(best, first, pair) for pair in pairs]
-    found = [one.step_time_s if isinstance(one, Evaluation) else None for one in tried(configurations)]
+    found = [one.step_time_s if isinstance(one, Evaluation) else None for one in evaluate(configurations)]
     first_s, best_s, *others = found
     if not choices or first_s is None or best_s is None:
         return None
@@ -144,17 +145,17 @@ def sensitivity(
 
 
 def choices_of(first: Changes, best: Changes) -> dict[str, list[str]]:
-    """Paths in which the two differ, by a word for each choice."""
+    """Return the paths in which two configurations differ, by a short name for each choice."""
     found: dict[str, list[str]] = {}
     for path in dict.fromkeys((*first, *best)):
         if first.get(path) != best.get(path):
-            together = path.endswith("_degree") or path in _WITH_DEGREES
-            found.setdefault(DEGREES if together else short(path), []).append(path)
+            is_degree = path.endswith("_degree") or path in _WITH_DEGREES
+            found.setdefault(DEGREES if is_degree else short_name(path), []).append(path)
     return found
 
 
 def document(found: Sensitivity | None) -> dict[str, Any] | None:
-    """As `exploration.json` has it."""
+    """Return the form stored in `exploration.json`."""
     if found is None:
         return None
     return {

@@ -1,4 +1,4 @@
-"""The usual values of all that a search can choose, for scenarios that do not say which."""
+"""Default search space, for scenarios that do not define one."""
 
 from __future__ import annotations
 
@@ -25,79 +25,79 @@ from testbed.workload.models import dimensions
 from testbed.workload.stages import layers_of
 from testbed.workload.traces.rank_orders import placements_of
 
-# whose times say something of the network's distance or bandwidth; of the others one or the other is always as good
+# schedules that differ in their sensitivity to latency or bandwidth; any other is never better than one of these
 SCHEDULES = ("1F1B", "Interleaved1F1B", "ZBH1", "ZBVZeroBubble", "CrossUD", "CrossUDSub", "CrossWave")
 POLICIES = ("ecmp", "wcmp", "te", "spray")
 CONTROLS = ("cubic", "reno", "bbr")
 ALL_REDUCES = (["ring"], ["bidirectional_ring"], ["double_tree"], ["hierarchical"])
-# of a trace's other collectives
+# for the other collectives of a trace
 ALGORITHMS = {
     "all_gather": ("auto", "ring", "bidirectional_ring", "far_first", "hierarchical"),
     "reduce_scatter": ("auto", "ring", "bidirectional_ring", "far_first", "hierarchical"),
     "all_to_all": ("auto", "direct", "hierarchical"),
 }
-FAR = ("same_region", "other_region")  # distances whose connections are worth more than one value
+FAR = ("same_region", "other_region")  # distances where striping parameters matter
 P, S, STRIPES = "workload.parallelism.", "workload.schedule.", "transport.stripes."
 
 
 def usual_space(scenario: Scenario) -> dict[str, tuple[Any, ...]]:
-    """Paths and their values, the scenario's own among them.
+    """Return paths and their values, including the scenario's own.
 
-    Left out: what the model says nothing of (queues' sizes, protocols), and what is given with the job (context
-    parallel, accelerators per rank, the network; all that ranks do of a job that was recorded).
+    Omitted is what the model does not cover (queue sizes, protocols), and what is given with the job: context parallel,
+    accelerators per rank, the network, and for a recorded job everything that ranks do.
     """
-    found = _of_trace(scenario) if scenario.workload.is_recorded else _of_training(scenario)
-    found |= _of_network(scenario)
+    found = _trace_space(scenario) if scenario.workload.is_recorded else _training_space(scenario)
+    found |= _network_space(scenario)
     return {path: tuple(values) for path, values in found.items() if len(values) > 1}
 
 
-def _of_training(scenario: Scenario) -> dict[str, Sequence[Any]]:
+def _training_space(scenario: Scenario) -> dict[str, Sequence[Any]]:
     workload = scenario.workload
     assert workload.parallelism is not None
     own, schedule = workload.parallelism, workload.schedule or ScheduleSpec()
     found: dict[str, Sequence[Any]] = {}
     if workload.model is not None:
         found |= dict(_degrees(scenario))
-        found["workload.local_batch_size"] = _with(workload.local_batch_size, (1, 2, 4))
-        found["workload.bucket_cap"] = _with(
+        found["workload.local_batch_size"] = _own_first(workload.local_batch_size, (1, 2, 4))
+        found["workload.bucket_cap"] = _own_first(
             format_size(workload.bucket_cap_bytes), ("25 MB", "100 MB", "400 MB")
         )
-    found[f"{P}placement"] = _with(own.placement, placements())
-    found[f"{P}mapping"] = _with(own.mapping, _mappings(scenario))
+    found[f"{P}placement"] = _own_first(own.placement, placements())
+    found[f"{P}mapping"] = _own_first(own.mapping, _mappings(scenario))
     found[f"{P}collectives.data_parallel_shard"] = ("ring", "bidirectional_ring", "far_first", "hierarchical")
     if own.tensor_communication == "all_reduce":
         found[f"{P}collectives.tensor_parallel"] = ("ring", "hierarchical")
     if own.expert_parallel_degree > 1 and not own.routing_skew:
         found[f"{P}collectives.expert_parallel"] = ("direct", "hierarchical")
-    found["algorithms"] = _with([scenario.algorithms[0]], ALL_REDUCES)
+    found["algorithms"] = _own_first([scenario.algorithms[0]], ALL_REDUCES)
     if schedule.file is None:
-        found[f"{S}name"] = _with(schedule.name, SCHEDULES)
-        found[f"{S}chunks"] = _with(schedule.chunks, (1, 2, 4))
+        found[f"{S}name"] = _own_first(schedule.name, SCHEDULES)
+        found[f"{S}chunks"] = _own_first(schedule.chunks, (1, 2, 4))
     hosts = scenario.rank_hosts(scenario.topology.resolve())
     if own.stragglers or slowdowns_of(workload, hosts):
         found[f"{P}mapping"] = [*found[f"{P}mapping"], BY_SPEED]
-        found[f"{S}layers_per_stage"] = _with(schedule.layers_per_stage, MICROBATCH_SHARES)
+        found[f"{S}layers_per_stage"] = _own_first(schedule.layers_per_stage, MICROBATCH_SHARES)
         if schedule.file is None:
-            found[f"{S}microbatches_per_replica"] = _with(
+            found[f"{S}microbatches_per_replica"] = _own_first(
                 schedule.microbatches_per_replica, MICROBATCH_SHARES
             )
-    found[f"{S}prefetch"] = _with(schedule.prefetch, (0, 1, 2))
+    found[f"{S}prefetch"] = _own_first(schedule.prefetch, (0, 1, 2))
     found[f"{S}receives"] = ("early", "in_order")
     found[f"{S}wan_send_tokens"] = (False, True)
     return found
 
 
-def _of_trace(scenario: Scenario) -> dict[str, Sequence[Any]]:
-    """Where ranks are, and by which algorithms collectives are done that name none."""
+def _trace_space(scenario: Scenario) -> dict[str, Sequence[Any]]:
+    """Return the placement of ranks, and the algorithms of collectives that do not fix one."""
     workload, trace = scenario.workload, recorded_trace(scenario.workload)
     found: dict[str, Sequence[Any]] = {}
     orders = [AS_RECORDED, *map(list, placements_of(trace))]
-    found["workload.placement"] = _with(list(workload.placement or ()) or AS_RECORDED, orders)
+    found["workload.placement"] = _own_first(list(workload.placement or ()) or AS_RECORDED, orders)
     own = workload.mapping or CONSECUTIVE
-    found["workload.mapping"] = _with(list(own) if isinstance(own, tuple) else own, _mappings(scenario))
+    found["workload.mapping"] = _own_first(list(own) if isinstance(own, tuple) else own, _mappings(scenario))
     kinds = collectives_of(trace)
     if any("all_reduce" in some for some in kinds.values()):
-        found["algorithms"] = _with([scenario.algorithms[0]], ALL_REDUCES)
+        found["algorithms"] = _own_first([scenario.algorithms[0]], ALL_REDUCES)
     for kind, some in kinds.items():
         usual = [name for names in (ALGORITHMS.get(one, ()) for one in some) for name in names]
         if usual and "." not in kind:
@@ -107,28 +107,28 @@ def _of_trace(scenario: Scenario) -> dict[str, Sequence[Any]]:
 
 
 def _mappings(scenario: Scenario) -> list[str]:
-    """By distance where there is an order to choose."""
+    """Return rank mappings; by distance only where there is an order to choose."""
     several = len(scenario.topology.resolve().populated) > 2 or scenario.hosts is not None
     return [CONSECUTIVE, TOPOLOGY_AWARE, *([BY_DISTANCE] if several else [])]
 
 
-def _of_network(scenario: Scenario) -> dict[str, Sequence[Any]]:
+def _network_space(scenario: Scenario) -> dict[str, Sequence[Any]]:
     found: dict[str, Sequence[Any]] = {}
-    found["policy"] = _with(scenario.policy.label, POLICIES)
-    found["transport.congestion_control"] = _with(scenario.transport.congestion_control, CONTROLS)
-    found["transport.kind"] = _with(scenario.transport.kind, ("tcp", "striped"))
+    found["policy"] = _own_first(scenario.policy.label, POLICIES)
+    found["transport.congestion_control"] = _own_first(scenario.transport.congestion_control, CONTROLS)
+    found["transport.kind"] = _own_first(scenario.transport.kind, ("tcp", "striped"))
     for distance in FAR:
         stripes = getattr(scenario.transport.stripes, distance)
-        found[f"{STRIPES}{distance}.connections"] = _with(stripes.connections, (2, 4, 8, 16))
-        found[f"{STRIPES}{distance}.outstanding"] = _with(stripes.outstanding, (32, 128, 512))
-        found[f"{STRIPES}{distance}.segment"] = _with(
+        found[f"{STRIPES}{distance}.connections"] = _own_first(stripes.connections, (2, 4, 8, 16))
+        found[f"{STRIPES}{distance}.outstanding"] = _own_first(stripes.outstanding, (32, 128, 512))
+        found[f"{STRIPES}{distance}.segment"] = _own_first(
             format_size(stripes.segment_bytes), ("128 KiB", "512 KiB", "2 MiB")
         )
     return found
 
 
 def _degrees(scenario: Scenario) -> Iterator[tuple[str, Sequence[int]]]:
-    """Divisors of what the degrees have to multiply to; of the context, which is the job's, its own."""
+    """Yield the divisors of the degrees' product; the context degree is the job's own."""
     workload = scenario.workload
     assert workload.parallelism is not None
     assert workload.model is not None
@@ -147,12 +147,12 @@ def _divisors(number: int) -> list[int]:
     return [one for one in range(1, number + 1) if number % one == 0]
 
 
-def _with(own: Any, usual: Iterable[Any]) -> list[Any]:
-    """The own value first."""
+def _own_first(own: Any, usual: Iterable[Any]) -> list[Any]:
+    """Return the usual values with the scenario's own first."""
     return [own, *(value for value in usual if value != own)]
 
 
 def fill_space(scenario: Scenario, given: Mapping[str, tuple[Any, ...]]) -> dict[str, tuple[Any, ...]]:
-    """What a scenario says to search, and beside it the usual values of all else."""
+    """Complete a scenario's search space with the default values of all other paths."""
     usual = usual_space(scenario)
     return {**{path: values for path, values in usual.items() if path not in given}, **given}

@@ -1,4 +1,4 @@
-"""One configuration of a scenario, tried on the model: how long a step takes, or what it does not fit."""
+"""Evaluation of one configuration of a scenario by the model: its step time, or the constraint that it violates."""
 
 from __future__ import annotations
 
@@ -29,42 +29,46 @@ from testbed.workload.memory import accelerator_bytes
 from testbed.workload.parallelism import PIPELINE, ParallelismError, check_product
 
 MEMORY = "explore.memory"
-# paths of what a model may not know
+# prefixes of paths that may ask for what the model does not cover
 UNMODELLED = ("transport.kind", "transport.protocol", "events", "background_traffic")
-# what ranks do does not go by these; of so many plans, the last ones, no more are made for what differs there alone
+# plans do not depend on these; the last REMEMBERED plans are reused for configurations that differ only there
 ROUTED, REMEMBERED = ("policy", "transport.congestion_control", "transport.kind", "transport.stripes."), 8
-DRAWS = 3  # of a step where packets are lost: each plays all of it, and steps before it
+DRAWS = 3  # for steps with packet loss: each draw simulates the step and its warm-up
 DEGREES, MICROBATCHES = "workload.parallelism", "workload.schedule.microbatches"
-# of a path's parts those that a name goes without, as what is in them has names of its own; all but one, which
-# `algorithms` has, too
+# parts of a path that its short name omits, since the names within them are unique; `algorithms` is the exception,
+# which appears twice
 SECTIONS = frozenset({"workload", "parallelism", "schedule", "transport", "stripes", "topology"})
 KINDS = "workload.algorithms"
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """Values of a scenario that differ, by path."""
+    """A configuration: changed values of a scenario, by path."""
 
     changes: Changes
 
     @property
     def key(self) -> str:
-        """The same for the same changes, whatever their order."""
+        """Return a key that does not depend on the order of the changes."""
         return json.dumps(self.changes, sort_keys=True)
 
     def __hash__(self) -> int:
         return hash(self.key)
 
     def __str__(self) -> str:
-        return ", ".join(f"{short(path)} {_shown(value)}" for path, value in self.changes.items())
+        return ", ".join(f"{short_name(path)} {_shown(value)}" for path, value in self.changes.items())
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What the model says: seconds of a step, bytes between buildings in it, the fullest accelerator's memory.
+    """The model's result for a configuration that fits.
 
-    tail_s: what 99 of 100 steps do not exceed: as long where nothing is lost; None where packets are, as that takes
-    many steps, until somebody asks for it. memory_bytes: None where the scenario has no model to count.
+    Attributes:
+        step_time_s: Seconds per step.
+        tail_s: 99th percentile of step times. Without packet loss it equals the step time. With loss it is None until
+            `evaluate_tail_s` computes it, which takes many steps.
+        wan_bytes: Bytes between buildings per step.
+        memory_bytes: Memory of the fullest accelerator; None where the scenario has no model to count.
     """
 
     step_time_s: float
@@ -75,15 +79,15 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Infeasible:
-    """Why a configuration cannot be. constraint: the field that keeps it out; found, expected: as an error says it."""
+    """Why a configuration does not fit. constraint: the violated field. found, expected: as in an error message."""
 
     constraint: str
     found: str
     expected: str
 
 
-def searched(scenario: Scenario, file: str) -> ExploreSpec:
-    """What a scenario's search goes over. ConfigError, which names the file, for a scenario without."""
+def search_space_of(scenario: Scenario, file: str) -> ExploreSpec:
+    """Return the search space of a scenario. Raises ConfigError, which names the file, if it has none."""
     if scenario.explore is None:
         expected = "a scenario that says what to search"
         raise ConfigError([Problem(file, None, "explore", "nothing", expected)])
@@ -94,38 +98,38 @@ def searched(scenario: Scenario, file: str) -> ExploreSpec:
 
 
 def check_modelled(scenario: Scenario) -> None:
-    """ConfigError where the scenario, or what its search varies, asks for what the model of a step leaves out.
+    """Raise ConfigError if the scenario, or a value of its search space, uses what the model does not cover.
 
-    Also where a trace does not fit.
+    Also raises it if a trace does not fit.
     """
-    explore = searched(scenario, scenario.name)
+    explore = search_space_of(scenario, scenario.name)
     kinds = {path: values for path, values in explore.space.items() if path.startswith(UNMODELLED)}
     changed = [scenario.changed({path: value}, path) for path, values in kinds.items() for value in values]
     asked = dict.fromkeys(what for one in (scenario, *changed) for what in unmodelled(one))
     if scenario.workload.is_recorded:
-        job_of(scenario, Scale())  # that the trace is of this scenario's ranks, and these of one job
+        job_of(scenario, Scale())  # checks that the trace has this scenario's ranks, all of one job
     if asked:
         expected = "a step that the model knows, as nothing else compares configurations"
         raise ConfigError([Problem(scenario.name, None, "explore", what, expected) for what in asked])
 
 
 def evaluate(scenario: Scenario, configuration: Configuration) -> Evaluation | Infeasible:
-    """`scenario` with the configuration's changes, on the model; with as many sequences in a step."""
+    """Evaluate the scenario with the configuration's changes by the model, with as many sequences per step."""
     with gc_disabled():
-        return _evaluated(scenario, configuration)
+        return _evaluate(scenario, configuration)
 
 
-def _evaluated(scenario: Scenario, configuration: Configuration) -> Evaluation | Infeasible:
+def _evaluate(scenario: Scenario, configuration: Configuration) -> Evaluation | Infeasible:
     job = _job(scenario, configuration.changes)
     if isinstance(job, Infeasible):
         return job
     algorithm, calibration = job.scenario.algorithms[0], _calibration(scenario)
     try:
-        # real sizes have more packets than those that a run has
+        # at real size a step has more packets than can be simulated one by one
         one = play_cached(prepare_step(job, algorithm, calibration, draws=DRAWS, packets=0))
     except Deadlock as error:
         field = job.scenario.workload.kind if scenario.workload.is_recorded else "schedule"
-        return Infeasible(f"workload.{field}", f"a step that {error}", "one that comes to its end")
+        return Infeasible(f"workload.{field}", f"a step that {error}", "one that completes")
     memory_bytes = _memory_bytes(job, one.alive)
     limits_bytes = _memory_limits_bytes(scenario, job)
     for own, limit_bytes in zip(memory_bytes, limits_bytes, strict=bool(memory_bytes)):
@@ -137,9 +141,9 @@ def _evaluated(scenario: Scenario, configuration: Configuration) -> Evaluation |
 
 
 def evaluate_tail_s(scenario: Scenario, tried: tuple[Configuration, Evaluation]) -> float | None:
-    """What 99 of 100 steps of a configuration that fits do not exceed; None where the model does not draw all losses.
+    """Return the 99th percentile of a configuration's step times; None where the model does not draw all losses.
 
-    Where links lose packets that is some seconds' work.
+    This takes some seconds where links lose packets.
     """
     configuration, found = tried
     if found.tail_s is not None:
@@ -150,12 +154,12 @@ def evaluate_tail_s(scenario: Scenario, tried: tuple[Configuration, Evaluation])
 
 
 def _job(scenario: Scenario, changes: Changes) -> Job | Infeasible:
-    """What ranks do, if that fits together."""
-    if (infeasible := wrong_degrees(scenario, changes)) is not None:
+    """Build the job of a configuration, if it fits."""
+    if (infeasible := check_degrees(scenario, changes)) is not None:
         return infeasible
     try:
-        own = configured(scenario, changes)
-        job = _planned.job(scenario, own, changes)
+        own = apply_changes(scenario, changes)
+        job = _plan_cache.job(scenario, own, changes)
         check_memory(job.workload)
         return job
     except ConfigError as error:
@@ -164,22 +168,22 @@ def _job(scenario: Scenario, changes: Changes) -> Job | Infeasible:
 
 
 def _calibration(scenario: Scenario) -> Calibration:
-    """The same one for all that is tried of a scenario."""
+    """Return the calibration, the same for all configurations of a scenario."""
     return _calibrations.of((scenario,), lambda: find_calibration(VIRTUAL))
 
 
 _calibrations: IdentityCache[Calibration] = IdentityCache(1)
 
 
-class _Planned:
-    """What ranks do in the configurations of one scenario that were tried last."""
+class _PlanCache:
+    """A cache of the plans of one scenario's last configurations."""
 
     def __init__(self) -> None:
         self._scenario: Scenario | None = None
         self._known: OrderedDict[str, Workload] = OrderedDict()
 
     def job(self, scenario: Scenario, own: Scenario, changes: Changes) -> Job:
-        """Of a configuration, `own`, of the scenario. ConfigError."""
+        """Return the job of a configuration, `own`, of the scenario. Raises ConfigError."""
         if own.workload.parallelism is None:
             return job_of(own, Scale())
         if self._scenario is not scenario:
@@ -197,13 +201,14 @@ class _Planned:
         return Job(own, Scale(), topology, own.rank_hosts(topology), self._known[key])
 
 
-_planned = _Planned()
+_plan_cache = _PlanCache()
 
 
-def configured(scenario: Scenario, changes: Changes) -> Scenario:
-    """The scenario with these changes, at as many sequences in a step as it has itself. ConfigError.
+def apply_changes(scenario: Scenario, changes: Changes) -> Scenario:
+    """Apply changes to the scenario, at its own number of sequences per step.
 
-    Microbatches follow from the degrees where the changes name none; a job that was recorded has its own.
+    The number of microbatches follows from the degrees unless the changes set it; a recorded job has its own. Raises
+    ConfigError.
     """
     changed = scenario.changed(changes, "a configuration")
     if scenario.workload.is_recorded:
@@ -227,8 +232,8 @@ def _wrong(field: str, found: str, expected: str) -> ConfigError:
     return ConfigError([Problem("a configuration", None, field, found, expected)])
 
 
-def wrong_degrees(scenario: Scenario, changes: Changes) -> Infeasible | None:
-    """What checking the whole scenario would find, in a hundredth of the time; most of a space is left out by it."""
+def check_degrees(scenario: Scenario, changes: Changes) -> Infeasible | None:
+    """Check the degrees alone: a hundred times faster than the whole scenario, and enough to reject most of a space."""
     parallelism = scenario.workload.parallelism
     if parallelism is None:
         return None
@@ -237,7 +242,7 @@ def wrong_degrees(scenario: Scenario, changes: Changes) -> Infeasible | None:
     }
     per_rank = changes.get(f"{DEGREES}.accelerators_per_rank", parallelism.accelerators_per_rank)
     if not all(type(value) is int and value > 0 for value in (*degrees.values(), per_rank)):
-        return None  # the scenario's own check says it better
+        return None  # the scenario's own check has the better message
     try:
         check_product(degrees, scenario.ranks, per_rank)
     except ParallelismError as error:
@@ -246,14 +251,14 @@ def wrong_degrees(scenario: Scenario, changes: Changes) -> Infeasible | None:
 
 
 def _memory_limits_bytes(scenario: Scenario, job: Job) -> list[float | None]:
-    """Of each rank's accelerators, by the scenario's search or by what these have; None where neither says."""
+    """Return the memory limit per rank from the search or else the hardware; None where neither sets one."""
     if scenario.explore is not None and scenario.explore.memory_bytes is not None:
         return [scenario.explore.memory_bytes] * len(job.hosts)
     return [_memory_bytes_of(host.hardware, scenario.workload.accelerator) for host in job.hosts]
 
 
 def _memory_bytes_of(hardware: Hardware, usual: str | None) -> float | None:
-    """Of a host's accelerators; usual: the workload's."""
+    """Return the memory of a host's accelerators. usual: the workload's accelerator."""
     if hardware.memory_bytes is not None:
         return hardware.memory_bytes
     name = hardware.accelerator or usual
@@ -261,7 +266,7 @@ def _memory_bytes_of(hardware: Hardware, usual: str | None) -> float | None:
 
 
 def _memory_bytes(job: Job, alive: Sequence[float]) -> list[float]:
-    """By rank, of one of its accelerators; none where the scenario has no model to count. alive: of activations."""
+    """Return the memory used per rank on one accelerator; empty without a model to count. alive: activations."""
     training, workload = job.workload.training, job.scenario.workload
     if training is None or workload.model is None:
         return []
@@ -270,9 +275,9 @@ def _memory_bytes(job: Job, alive: Sequence[float]) -> list[float]:
     return accelerator_bytes(workload.model, training.mesh, owners, alive, itemsize, positions, layers)
 
 
-def short(path: str) -> str:
-    """What a path is about, told from all others: pipeline_parallel of ...pipeline_parallel_degree, schedule of
-    ...schedule.name, same_region connections of transport.stripes.same_region.connections.
+def short_name(path: str) -> str:
+    """Return a short unambiguous name of a path: pipeline_parallel for ...pipeline_parallel_degree, schedule for
+    ...schedule.name, same_region connections for transport.stripes.same_region.connections.
     """
     if path == KINDS:
         return "workload algorithms"

@@ -1,4 +1,4 @@
-"""Configurations tried on the model, each once, by this process or by several; what is known is not tried again."""
+"""Cached evaluation of configurations, in this process or in parallel, with progress reports."""
 
 from __future__ import annotations
 
@@ -17,15 +17,20 @@ from testbed.spec.scenario import Scenario
 from testbed.spec.units import time_text
 
 Tried = Evaluation | Infeasible
-SELDOM_S = 0.2  # between two words of how many were screened
+SELDOM_S = 0.2  # between progress reports of screening
 
 
 @dataclass(frozen=True)
 class SearchProgress:
-    """How far a search is. planned: how many it means to try, about; best: the quickest so far that fits.
+    """The progress of a search.
 
-    first: the first that fits, of what it is held against, too; least_s: what no step takes less than, by computing
-    alone, where that is known; screened: how many the closed form has looked at, while it does.
+    Attributes:
+        done: Configurations tried.
+        planned: Estimated total.
+        best: The fastest so far that fits.
+        first: The first one that fits, baselines included.
+        least_s: Lower bound of any step time from compute alone, if known.
+        screened: Configurations screened by the closed form, while that goes on.
     """
 
     done: int
@@ -37,19 +42,19 @@ class SearchProgress:
 
     @property
     def doing(self) -> str:
-        """What is being done."""
+        """What the search does now."""
         if self.screened is None:
             return "trying configurations"
         return f"screening by the closed form, {self.screened:,} so far"
 
     @property
     def least_words(self) -> str:
-        """Of the bound; nothing where there is none."""
-        return "" if self.least_s is None else f"no less than {time_text(self.least_s)} by computing alone"
+        """The lower bound as text; empty if unknown."""
+        return "" if self.least_s is None else f"at least {time_text(self.least_s)} for compute alone"
 
     @property
     def best_words(self) -> str:
-        """Of the best so far, beside what none gets below."""
+        """The best so far as text, with the lower bound."""
         if self.best is None:
             return self.least_words
         least = f" ({self.least_words})" if self.least_words else ""
@@ -57,21 +62,28 @@ class SearchProgress:
 
     @property
     def first_words(self) -> str:
-        """Of the first that fits, if one does."""
+        """The first configuration that fits, as text; empty if none does yet."""
         if self.first is None:
             return ""
         configuration, tried = self.first
         least = f" ({self.least_words})" if self.least_words else ""
         return (
-            f"{str(configuration) or 'the scenario as it is'}, {time_text(tried.step_time_s)} a step{least}"
+            f"{str(configuration) or 'the scenario unchanged'}, {time_text(tried.step_time_s)} a step{least}"
         )
 
 
 @dataclass
 class Evaluator:
-    """Tries configurations of a scenario. known: what they came to, by key; found: told of each that is new.
+    """Evaluates configurations of a scenario, each once.
 
-    engine: by which they are tried; least_s: what no step takes less than, where that is known.
+    Attributes:
+        scenario: Of the search.
+        known: Results by configuration key.
+        found: Called with each new result.
+        progress: Called with the progress.
+        planned: Estimated number of evaluations.
+        engine: The executor to run them.
+        least_s: Lower bound of any step time, if known.
     """
 
     scenario: Scenario
@@ -84,7 +96,7 @@ class Evaluator:
     _seen: set[str] = field(default_factory=set)
     _best: tuple[Configuration, Evaluation] | None = None
     _first: tuple[Configuration, Evaluation] | None = None
-    _told_s: float = -math.inf
+    _reported_s: float = -math.inf
     _workers: Workers = field(init=False)
     _entered: ExitStack = field(init=False)
 
@@ -99,39 +111,39 @@ class Evaluator:
         self._entered.__exit__(kind, *rest)
 
     def all(self, configurations: Sequence[Configuration], *, among: bool = True) -> list[Tried]:
-        """What each comes to, in their order. among: whether one of them may be the best so far."""
-        fresh = list({one.key: one for one in configurations if one.key not in self.known}.values())
-        results: Iterator[Tried] = self._workers.map(fresh)
+        """Evaluate configurations and return the results in order. among: whether they compete for the best so far."""
+        new = list({one.key: one for one in configurations if one.key not in self.known}.values())
+        results: Iterator[Tried] = self._workers.map(new)
         found = []
         for one in configurations:
             key = one.key
-            if key not in self.known:  # these come in the order of `fresh`
+            if key not in self.known:  # new ones are in the order of `new`
                 self.known[key] = next(results)
                 self.found(one, self.known[key])
             found.append(self.known[key])
-            self._tell(one, self.known[key], among=among)
+            self._update(one, self.known[key], among=among)
         return found
 
     def screened(self, number: int) -> None:
-        """So many have been looked at by the closed form, which is told now and then."""
+        """Report from time to time how many configurations the closed form has screened."""
         now_s = time.monotonic()
-        if now_s - self._told_s >= SELDOM_S:
-            self._told_s = now_s
-            self.progress(self._standing(number))
+        if now_s - self._reported_s >= SELDOM_S:
+            self._reported_s = now_s
+            self.progress(self._progress(number))
 
-    def _tell(self, one: Configuration, tried: Tried, *, among: bool) -> None:
+    def _update(self, one: Configuration, tried: Tried, *, among: bool) -> None:
         self._seen.add(one.key)
         quickest_s = self._best[1].step_time_s if self._best else math.inf
         if isinstance(tried, Evaluation):
             self._first = self._first or (one, tried)
             if among and tried.step_time_s < quickest_s:
                 self._best = one, tried
-        self.progress(self._standing())
+        self.progress(self._progress())
 
-    def _standing(self, screened: int | None = None) -> SearchProgress:
+    def _progress(self, screened: int | None = None) -> SearchProgress:
         done = len(self._seen)
         return SearchProgress(done, max(self.planned, done), self._best, self._first, self.least_s, screened)
 
 
 class NothingFits(BadInput):
-    """No configuration of a search fits; the message says which constraint keeps most of them out."""
+    """No configuration of a search fits; the message names the constraints that reject most of them."""

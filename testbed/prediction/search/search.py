@@ -1,4 +1,4 @@
-"""The search: all configurations of a space, or the best by the closed form, tried; and what they are held against."""
+"""The search: evaluate a whole space, or the best of it by the closed form, and compare with baselines."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from testbed.prediction.search.evaluation import (
     Configuration,
     Evaluation,
     Infeasible,
+    check_degrees,
     check_modelled,
-    searched,
-    wrong_degrees,
+    search_space_of,
 )
 from testbed.prediction.search.evaluator import Evaluator, NothingFits, SearchProgress, Tried
 from testbed.prediction.search.space import Space, own_values
@@ -33,17 +33,17 @@ from testbed.spec.scenario import Scenario
 from testbed.spec.search_space import ExploreSpec
 from testbed.spec.units import size_text, time_text
 
-SHOWN = 5  # of the best, in a notebook
-ROUNDS = 3  # of looking at all that differ from the best in one path
-STARTS = 3  # from which that is done, where what the closed form does not look at is too much to try
-TOLD = ".6g"  # seconds by the closed form that count as the same
+SHOWN = 5  # best configurations in a notebook
+ROUNDS = 3  # of local search around the best, one path at a time
+STARTS = 3  # of local search, where values that the closed form ignores are too many to try
+TOLD = ".6g"  # precision at which closed-form times count as equal
 
 
 @dataclass(frozen=True)
 class RankedConfiguration:
-    """A configuration that fits; under a name, and of a kind, where it is compared.
+    """A configuration that fits, with a name and kind where it is compared.
 
-    tuned: whether the search chose what the baseline, or who changes one dimension alone, chooses by itself.
+    tuned: whether the search chose what the baseline tunes by itself.
     """
 
     configuration: Configuration
@@ -54,19 +54,27 @@ class RankedConfiguration:
 
     @property
     def label(self) -> str:
-        """The name, told from that of the same as given."""
+        """The name, distinct for tuned baselines."""
         return f"{self.name} tuned" if self.tuned else self.name
 
 
 @dataclass(frozen=True)
 class Exploration:
-    """What a search found. fitting: all that were tried and fit, the quickest first.
+    """The result of a search.
 
-    combinations: of the whole space; tried: how many of them the model tried, of those drawn at random what fits;
-    random: the best of as many drawn at random, which is one of `fitting`, where not all were tried; infeasible: how
-    many each constraint kept out, one example each. baselines, single: as given, then tuned. indifferent: paths whose
-    other values, where they fit, leave the best as it is; kept: those of which it has the scenario's own. sensitivity:
-    of what the best has and the first baseline, as given, has not. chosen: the best, by packets, the quickest first.
+    Attributes:
+        combinations: Size of the space.
+        tried: How many of them the model evaluated; of random ones, those that fit.
+        fitting: All evaluated configurations that fit, fastest first.
+        baselines: As given, then tuned.
+        single: Best of one dimension alone: as given, then tuned.
+        random: The best of as many random tries, also in `fitting`; None if the whole space was evaluated.
+        infeasible: How many configurations each constraint rejects.
+        examples: One example of each.
+        indifferent: Paths whose other values, where they fit, do not change the best's step, with the best's value.
+        sensitivity: What the differences between the best and the first baseline are worth.
+        chosen: The best ones after measurement with packets, fastest first.
+        kept: Indifferent paths where the best has the scenario's own value.
     """
 
     combinations: int
@@ -84,19 +92,19 @@ class Exploration:
 
     @property
     def best(self) -> RankedConfiguration:
-        """The quickest."""
+        """The fastest configuration."""
         return self.fitting[0]
 
     @property
     def distinct(self) -> list[RankedConfiguration]:
-        """Where a value makes no difference to the model, one for all, the quickest first."""
+        """One configuration for each distinct result, fastest first."""
         found: dict[Evaluation, RankedConfiguration] = {}
         for result in self.fitting:
             found.setdefault(result.tried, result)
         return list(found.values())
 
     def compared(self, most: int) -> list[RankedConfiguration]:
-        """The baselines, the best of each dimension alone and at random, and so many of the best of all."""
+        """Return the baselines, the best of each dimension and of random tries, and the `most` best of all."""
         named = [*self.baselines, *self.single, *([self.random] if self.random else [])]
         best = (self.chosen or self.distinct)[:most]
         return [
@@ -105,7 +113,7 @@ class Exploration:
         ]
 
     def _repr_html_(self) -> str:
-        """As a notebook shows it."""
+        """Return the HTML table that notebooks show."""
         best_s = self.best.tried.step_time_s
         rows = [
             [
@@ -126,7 +134,7 @@ class Exploration:
 
     @property
     def pareto(self) -> list[RankedConfiguration]:
-        """Those than which no other is quicker and sends less between buildings, by step time."""
+        """The Pareto front of step time and bytes between buildings, fastest first."""
         found: list[RankedConfiguration] = []
         for result in self.fitting:
             if not found or result.tried.wan_bytes < found[-1].tried.wan_bytes:
@@ -136,10 +144,15 @@ class Exploration:
 
 @dataclass
 class Search:
-    """One search of a scenario's `explore`. progress: told how far it is; known: results so far, by key.
+    """A search over a scenario's `explore`.
 
-    found: told of each that is new; engine: by which configurations are tried; at_random: whether as many are tried at
-    random, too, where not all are.
+    Attributes:
+        scenario: To search.
+        progress: Called with the progress.
+        known: Results so far, by configuration key.
+        found: Called with each new result.
+        engine: The executor that evaluates configurations.
+        at_random: Whether to also try as many random configurations, if the space is not evaluated as a whole.
     """
 
     scenario: Scenario
@@ -150,50 +163,61 @@ class Search:
     at_random: bool = True
 
     def run(self) -> Exploration:
-        """NothingFits, WorkStopped; ConfigError without `explore`, or where the model leaves out what it asks for."""
+        """Run the search.
+
+        Raises:
+            NothingFits: No configuration fits.
+            WorkStopped: A worker process was killed.
+            ConfigError: The scenario has no `explore`, or uses what the model does not cover.
+        """
         explore = self._explore
         check_modelled(self.scenario)
         space = Space(explore.space, {})
         first = first_of(self.scenario, explore)
-        rivals = list_baselines(self.scenario, explore)
-        budget = sum(min(own.size, explore.tries) for own in (space, *(rival.space for rival in rivals)))
+        baselines = list_baselines(self.scenario, explore)
+        budget = sum(
+            min(own.size, explore.tries) for own in (space, *(baseline.space for baseline in baselines))
+        )
         least_s = least_step_s(self.scenario)
         with Evaluator(
             self.scenario, self.known, self.found, self.progress, budget, self.engine, least_s
-        ) as tries:
-            # as given, so that there is an answer at once: the closed form may have millions to look at
-            tries.all([one for rival in rivals if rival.space.size == 1 for one in rival.space], among=False)
-            joint = self._search(tries, space, among=True)
+        ) as evaluator:
+            # baselines as given come first for an early result: the closed form may have millions to screen
+            evaluator.all(
+                [one for baseline in baselines if baseline.space.size == 1 for one in baseline.space],
+                among=False,
+            )
+            joint = self._search(evaluator, space, among=True)
             if not any(isinstance(tried, Evaluation) for tried in joint.values()):
-                raise NothingFits(_why(*_misfits(joint), len(joint) or explore.size))
-            held_against = [
-                replace(best, name=rival.name, kind=rival.kind, tuned=rival.tuned)
-                for rival in rivals
-                for best in self._sorted(self._search(tries, rival.space, among=False))[:1]
+                raise NothingFits(_explain_infeasible(*_count_infeasible(joint), len(joint) or explore.size))
+            compared = [
+                replace(best, name=baseline.name, kind=baseline.kind, tuned=baseline.tuned)
+                for baseline in baselines
+                for best in self._sorted(self._search(evaluator, baseline.space, among=False))[:1]
             ]
-            self._overtake(tries, space, joint, self._within(space, held_against))
-            luck = self._random(tries, space)
-            self._overtake(tries, space, joint, [one.configuration for one in luck])
+            self._merge_results(evaluator, space, joint, self._baselines_in_space(space, compared))
+            random_results = self._random(evaluator, space)
+            self._merge_results(evaluator, space, joint, [one.configuration for one in random_results])
             fitting = self._sorted(joint)
-            infeasible, examples = _misfits(joint)
-            indifferent = self._indifferent(tries, space, fitting[0])
+            infeasible, examples = _count_infeasible(joint)
+            indifferent = self._indifferent(evaluator, space, fitting[0])
             return Exploration(
                 explore.size,
                 len(joint),
                 fitting,
-                [result for result in held_against if result.kind == "baseline"],
-                [result for result in held_against if result.kind == "single"],
-                next((replace(one, name="random search", kind="random") for one in luck), None),
+                [result for result in compared if result.kind == "baseline"],
+                [result for result in compared if result.kind == "single"],
+                next((replace(one, name="random search", kind="random") for one in random_results), None),
                 infeasible,
                 examples,
                 indifferent,
-                self._sensitivity(tries, fitting[0], first),
+                self._sensitivity(evaluator, fitting[0], first),
                 kept=[path for path in indifferent if self._own.get(path) == indifferent[path]],
             )
 
     @cached_property
     def _explore(self) -> ExploreSpec:
-        return searched(self.scenario, self.scenario.name)
+        return search_space_of(self.scenario, self.scenario.name)
 
     @cached_property
     def _screener(self) -> Screener | RecordedScreener:
@@ -205,8 +229,8 @@ class Search:
     def _own(self) -> Mapping[str, Any]:
         return own_values(self.scenario, self._explore.space)
 
-    def _sorted(self, some: Mapping[Configuration, Tried]) -> list[RankedConfiguration]:
-        """Those that fit, the quickest first; of what takes the same, that which leaves most as the scenario has it."""
+    def _sorted(self, configurations: Mapping[Configuration, Tried]) -> list[RankedConfiguration]:
+        """Sort what fits, fastest first; of equal ones, the one with most of the scenario's own values."""
 
         def order(result: RankedConfiguration) -> tuple[float, int, str]:
             changes = result.configuration.changes
@@ -215,163 +239,173 @@ class Search:
 
         places = {path: place for place, path in enumerate(self._explore.space)}
 
-        def told(one: Configuration) -> Configuration:
+        def in_space_order(one: Configuration) -> Configuration:
             """In the order of the scenario's space."""
             return Configuration(dict(sorted(one.changes.items(), key=lambda item: places.get(item[0], -1))))
 
         fits = [
-            RankedConfiguration(told(one), tried)
-            for one, tried in some.items()
+            RankedConfiguration(in_space_order(one), tried)
+            for one, tried in configurations.items()
             if isinstance(tried, Evaluation)
         ]
         return sorted(fits, key=order)
 
-    def _search(self, tries: Evaluator, space: Space, *, among: bool) -> dict[Configuration, Tried]:
-        """What was tried of a space: all; or the best by the closed form, of those that it cannot tell the best by the
-        model, and what differs from the best of all in one path.
+    def _search(self, evaluator: Evaluator, space: Space, *, among: bool) -> dict[Configuration, Tried]:
+        """Evaluate a space and return what was tried.
+
+        A small space is evaluated as a whole. Else: the best by the closed form, then of those that it cannot
+        distinguish the best by the model, then the best's neighbours.
         """
         explore = self._explore
 
         found: dict[Configuration, Tried] = {}
-        note = partial(_note, tries, found, among=among)
+        evaluate = partial(_evaluate_into, evaluator, found, among=among)
         if space.size <= explore.tries:
-            note(list(space))
+            evaluate(list(space))
             return found
         seen = {path: values for path, values in space.values.items() if self._screener.looks_at(path)}
         if math.prod(map(len, seen.values())) > self._screener.most:
             seen = {path: values for path, values in seen.items() if path.startswith(self._screener.coarse)}
         unseen = {path: values for path, values in space.values.items() if path not in seen}
         usual = {path: self._own.get(path, values[0]) for path, values in unseen.items()}
-        alike = Space(unseen, {}).size
-        groups = explore.tries if alike == 1 else max(1, explore.tries // 2)
-        note(self._screened(tries, Space(seen, {**usual, **space.base}), groups))
-        if alike <= explore.tries:
+        unseen_size = Space(unseen, {}).size
+        groups = explore.tries if unseen_size == 1 else max(1, explore.tries // 2)
+        evaluate(self._screened(evaluator, Space(seen, {**usual, **space.base}), groups))
+        if unseen_size <= explore.tries:
             for group in self._sorted(found):
-                if alike == 1 or len(found) >= explore.tries:
+                if unseen_size == 1 or len(found) >= explore.tries:
                     break
-                note(list(Space(unseen, group.configuration.changes))[: explore.tries - len(found)])
+                evaluate(list(Space(unseen, group.configuration.changes))[: explore.tries - len(found)])
             starts = 1
         else:
             starts = STARTS
         for start in self._sorted(found)[:starts]:
-            self._descend(space, start, found, note)
+            self._descend(space, start, found, evaluate)
             if len(found) >= explore.tries:
                 break
         return found
 
-    def _within(self, space: Space, rivals: Sequence[RankedConfiguration]) -> list[Configuration]:
-        """Those of the rivals that the space has, with the scenario's own values where they say nothing."""
-        first = {path: values[0] for path, values in space.values.items()}  # where nobody says what it is
+    def _baselines_in_space(
+        self, space: Space, baselines: Sequence[RankedConfiguration]
+    ) -> list[Configuration]:
+        """Complete the baselines with the scenario's own values, and return those that are in the space."""
+        first = {path: values[0] for path, values in space.values.items()}  # default
         within = []
-        for rival in rivals:
-            changes = {**first, **self._own, **rival.configuration.changes}
+        for baseline in baselines:
+            changes = {**first, **self._own, **baseline.configuration.changes}
             if changes.keys() == first.keys() and all(
                 changes[path] in values for path, values in space.values.items()
             ):
                 within.append(Configuration({path: changes[path] for path in space.values}))
         return within
 
-    def _overtake(
+    def _merge_results(
         self,
-        tries: Evaluator,
+        evaluator: Evaluator,
         space: Space,
         joint: dict[Configuration, Tried],
         others: Sequence[Configuration],
     ) -> None:
-        """What else was tried of the space is of all that was tried; from one that is quicker the search goes on."""
-        note = partial(_note, tries, joint, among=True)
+        """Add other configurations of the space to the results; continue the local search from a faster one."""
+        evaluate = partial(_evaluate_into, evaluator, joint, among=True)
         before_s = self._sorted(joint)[0].tried.step_time_s
-        note([one for one in dict.fromkeys(others) if one not in joint])
+        evaluate([one for one in dict.fromkeys(others) if one not in joint])
         best = self._sorted(joint)[0]
         if best.tried.step_time_s < before_s:
-            self._descend(space, best, joint, note)
+            self._descend(space, best, joint, evaluate)
 
     def _descend(
         self,
         space: Space,
         start: RankedConfiguration,
         found: Mapping[Configuration, Tried],
-        note: Callable[[Sequence[Configuration]], None],
+        evaluate: Callable[[Sequence[Configuration]], None],
     ) -> None:
-        """From one on to the quickest that differs in one path, as long as there is one."""
+        """Move to the fastest neighbour as long as there is a faster one."""
         best: RankedConfiguration | None = None
         here: RankedConfiguration | None = start
         for _ in range(ROUNDS):
             if here is None or here == best:
                 break
             best = here
-            near = [one for some in space.neighbours(best.configuration).values() for one in some]
-            note([one for one in near if one not in found and self._screener.step_s(one.changes) is not None])
+            near = [one for values in space.neighbours(best.configuration).values() for one in values]
+            evaluate(
+                [one for one in near if one not in found and self._screener.step_s(one.changes) is not None]
+            )
             around = {one: found[one] for one in (best.configuration, *near) if one in found}
             here = next(iter(self._sorted(around)), None)
 
-    def _screened(self, tries: Evaluator, space: Space, most: int) -> list[Configuration]:
-        """Of those that fit the best by the closed form, in turn one of each time that it tells apart."""
+    def _screened(self, evaluator: Evaluator, space: Space, most: int) -> list[Configuration]:
+        """Return the best by the closed form, one of each distinct time in turn."""
         degrees = [path for path in space.values if path.startswith(DEGREES) and path.endswith("_degree")]
-        some: Iterable[Configuration] = space.where(
-            degrees, lambda changes: wrong_degrees(self.scenario, changes) is None
+        configurations: Iterable[Configuration] = space.where(
+            degrees, lambda changes: check_degrees(self.scenario, changes) is None
         )
         if space.size > self._screener.most:
             numbers = sorted(random.Random(self.scenario.seed).sample(range(space.size), self._screener.most))
-            some = map(space.numbered, numbers)
+            configurations = map(space.numbered, numbers)
         levels: dict[float, list[Configuration]] = {}
-        for number, one in enumerate(some):
-            tries.screened(number)
+        for number, one in enumerate(configurations):
+            evaluator.screened(number)
             seconds = self._screener.step_s(one.changes)
             if seconds is None:
                 continue
-            alike = levels.setdefault(float(f"{seconds:{TOLD}}"), [])
-            if len(alike) < most:
-                alike.append(one)
-            if len(levels) > 2 * most:  # of millions
+            equal = levels.setdefault(float(f"{seconds:{TOLD}}"), [])
+            if len(equal) < most:
+                equal.append(one)
+            if len(levels) > 2 * most:  # there may be millions
                 levels = {level: levels[level] for level in heapq.nsmallest(most, levels)}
         quickest = [levels[seconds] for seconds in sorted(levels)]
-        # one of each first: of what it takes for alike many fill the budget, and say the same
+        # one of each time first: many equal ones would use up the budget without adding information
         turns = (one for turn in itertools.zip_longest(*quickest) for one in turn if one is not None)
         return list(itertools.islice(turns, most))
 
-    def _random(self, tries: Evaluator, space: Space) -> list[RankedConfiguration]:
-        """What fits of as many tries at random, the quickest first; none where all are tried."""
+    def _random(self, evaluator: Evaluator, space: Space) -> list[RankedConfiguration]:
+        """Return what fits of as many random tries, fastest first; empty if the whole space is evaluated."""
         explore = self._explore
         if space.size <= explore.tries or not self.at_random:
             return []
         draw = random.Random(f"{self.scenario.seed}/random")
-        some = [space.numbered(number) for number in draw.sample(range(space.size), explore.tries)]
-        return self._sorted(dict(zip(some, tries.all(some, among=True), strict=True)))
+        configurations = [space.numbered(number) for number in draw.sample(range(space.size), explore.tries)]
+        return self._sorted(dict(zip(configurations, evaluator.all(configurations, among=True), strict=True)))
 
-    def _indifferent(self, tries: Evaluator, space: Space, best: RankedConfiguration) -> dict[str, Any]:
-        """Paths whose other values, where they fit, change nothing, with what the best has there."""
+    def _indifferent(self, evaluator: Evaluator, space: Space, best: RankedConfiguration) -> dict[str, Any]:
+        """Return the paths whose other values, where they fit, do not change the result, with the best's value."""
         found = {}
         for path, others in space.neighbours(best.configuration).items():
-            fits = [tried for tried in tries.all(others, among=False) if isinstance(tried, Evaluation)]
+            fits = [tried for tried in evaluator.all(others, among=False) if isinstance(tried, Evaluation)]
             if fits and all(tried == best.tried for tried in fits):
                 found[path] = best.configuration.changes[path]
         return found
 
     def _sensitivity(
-        self, tries: Evaluator, best: RankedConfiguration, baseline: Changes | None
+        self, evaluator: Evaluator, best: RankedConfiguration, baseline: Changes | None
     ) -> Sensitivity | None:
-        """Between the best and the first baseline as given, with the scenario's own values where it says nothing."""
+        """Compare the best with the first baseline, completed with the scenario's own values."""
         if baseline is None:
             return None
         first = {**self._own, **baseline}
         changes = best.configuration.changes
-        return sensitivity(first, changes, lambda some: tries.all(some, among=False))
+        return sensitivity(first, changes, lambda configurations: evaluator.all(configurations, among=False))
 
 
-def _note(
-    tries: Evaluator, found: dict[Configuration, Tried], some: Sequence[Configuration], *, among: bool
+def _evaluate_into(
+    evaluator: Evaluator,
+    found: dict[Configuration, Tried],
+    configurations: Sequence[Configuration],
+    *,
+    among: bool,
 ) -> None:
-    found.update(zip(some, tries.all(some, among=among), strict=True))
+    found.update(zip(configurations, evaluator.all(configurations, among=among), strict=True))
 
 
-def _misfits(tried: Mapping[Configuration, Tried]) -> tuple[Counter[str], dict[str, Infeasible]]:
-    """How many each constraint keeps out, and one of them."""
-    some = [one for one in tried.values() if isinstance(one, Infeasible)]
-    return Counter(one.constraint for one in some), {one.constraint: one for one in reversed(some)}
+def _count_infeasible(tried: Mapping[Configuration, Tried]) -> tuple[Counter[str], dict[str, Infeasible]]:
+    """Return how many configurations each constraint rejects, and one example of each."""
+    found = [one for one in tried.values() if isinstance(one, Infeasible)]
+    return Counter(one.constraint for one in found), {one.constraint: one for one in reversed(found)}
 
 
-def _why(infeasible: Counter[str], examples: Mapping[str, Infeasible], total: int) -> str:
+def _explain_infeasible(infeasible: Counter[str], examples: Mapping[str, Infeasible], total: int) -> str:
     if not infeasible:
         return f"of {total} configurations none has degrees that go with the ranks, layers and sequences"
     reasons = []

@@ -1,4 +1,4 @@
-"""Spaces of configurations: all combinations of some paths' values, of a whole search or of a baseline's choice."""
+"""Configuration spaces: all combinations of values for a set of paths."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from testbed.spec.errors import ConfigError
 from testbed.spec.scenario import Scenario
 
 Values = Mapping[str, Sequence[Any]]
-"""What may differ: paths as `--set` takes them, each with its values."""
+"""Paths as `--set` takes them, each with its possible values."""
 
 
 @dataclass(frozen=True)
 class Space:
-    """Combinations of `values`, each with what they all have in `base`."""
+    """All combinations of `values` on top of the fixed changes `base`."""
 
     values: Values
     base: Changes
 
     @property
     def size(self) -> int:
-        """How many combinations there are."""
+        """The number of combinations."""
         return math.prod(map(len, self.values.values()))
 
     def __iter__(self) -> Iterator[Configuration]:
@@ -35,7 +35,7 @@ class Space:
             yield self._with(dict(zip(self.values, chosen, strict=True)))
 
     def where(self, paths: Sequence[str], fits: Callable[[Changes], bool]) -> Iterator[Configuration]:
-        """Those whose values at some paths fit together, which is asked once for each of their combinations."""
+        """Yield the combinations whose values at `paths` pass `fits`, which is called once per combination of those."""
         some = {path: values for path, values in self.values.items() if path in paths}
         rest = Space({path: values for path, values in self.values.items() if path not in some}, {})
         for one in Space(some, self.base):
@@ -44,7 +44,7 @@ class Space:
                     yield Configuration({**one.changes, **other.changes})
 
     def numbered(self, number: int) -> Configuration:
-        """The combination of that number, from 0."""
+        """Return the combination with this number, from 0."""
         chosen = {}
         for path, values in reversed(tuple(self.values.items())):
             number, index = divmod(number, len(values))
@@ -52,7 +52,7 @@ class Space:
         return self._with(dict(reversed(tuple(chosen.items()))))
 
     def neighbours(self, configuration: Configuration) -> dict[str, list[Configuration]]:
-        """By path, those that differ from this one there alone."""
+        """Return, by path, the configurations that differ from this one only there."""
         changes = configuration.changes
         return {
             path: [Configuration({**changes, path: value}) for value in values if value != changes.get(path)]
@@ -63,24 +63,24 @@ class Space:
         return Configuration({**self.base, **chosen})
 
 
-def chosen_by(entry: Mapping[str, Any], values: Values) -> Space:
-    """What a baseline of `data/baselines.yaml` chooses by itself, in a search over these values."""
+def tuned_space(entry: Mapping[str, Any], values: Values) -> Space:
+    """Return what a baseline of `data/baselines.yaml` tunes by itself, in a search over these values."""
     own: dict[str, Sequence[Any]] = {}
     for pattern, knob in entry["tunes"].items():
         if "values" in knob:
             own[pattern] = knob["values"]
         else:
             own |= {path: some for path, some in values.items() if fnmatchcase(path, pattern)}
-    return varied(entry["changes"], own)
+    return space_around(entry["changes"], own)
 
 
-def varied(changes: Changes, values: Values) -> Space:
-    """Changes of which these values take the place of their own."""
+def space_around(changes: Changes, values: Values) -> Space:
+    """Return the space of these values on top of the changes."""
     return Space(values, {path: value for path, value in changes.items() if path not in values})
 
 
 def own_values(scenario: Scenario, values: Values) -> dict[str, Any]:
-    """Those of these values that the scenario has itself, by path."""
+    """Return which of these values the scenario itself has, by path."""
     alone = scenario.changed({}, scenario.name)
     found = {}
     for path, some in values.items():

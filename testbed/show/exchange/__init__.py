@@ -1,7 +1,7 @@
-"""What goes out to other programs and comes in from them: jobs as Chakra traces, for ASTRA-sim; topologies; figures."""
+"""Exchange with other programs: jobs as Chakra traces and for ASTRA-sim, topologies, metrics, experiment trackers."""
 
 from testbed.show.exchange.astra_sim import export_astra_sim
-from testbed.show.exchange.chakra import export_chakra, exported_job
+from testbed.show.exchange.chakra import export_chakra, load_job
 from testbed.show.exchange.graph_files import export_graphml
 from testbed.show.exchange.metrics_export import MetricsForm, export_metrics
 from testbed.show.exchange.topology_export import export_containerlab, export_mininet
@@ -17,8 +17,8 @@ __all__ = [
     "export_graphml",
     "export_metrics",
     "export_mininet",
-    "exported_job",
     "import_topology",
+    "load_job",
     "log_to_mlflow",
     "log_to_wandb",
     "parse_hosts",

@@ -1,7 +1,7 @@
-"""A job and its network for ASTRA-sim: traces, its analytical network, system and memory, and how it is started.
+"""Export of a job and its network to ASTRA-sim: traces, analytical network, system, memory, and a start script.
 
-Its analytical network has dimensions: here ranks of a building around a switch, and buildings with links of their own.
-What differs from link to link there is one figure, the slowest's; everything that is left out is said.
+ASTRA-sim's analytical network has dimensions: here ranks of a building around a switch, and buildings with dedicated
+links. Where links differ, a dimension has the slowest one's values. Everything that is left out is reported.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from testbed.workload.traces.chakra.groups import NETWORK_FILE
 from testbed.workload.traces.chakra.writer import NAME
 
 SYSTEM_FILE, MEMORY_FILE, START_FILE = "system.json", "memory.json", "run.sh"
-GIGABYTE = 2**30  # as its analytical network counts bandwidth
+GIGABYTE = 2**30  # ASTRA-sim's unit of bandwidth
 IMPLEMENTATIONS = {"halving_doubling": "halvingDoubling", "direct": "direct"}
-"""Of ASTRA-sim in each dimension, one after the other, for our algorithms; for others, a ring."""
-USUAL = "h100"  # whose memory the file has where the job names no accelerator; with durations it counts for nothing
+"""ASTRA-sim's implementation per dimension, one after the other, by our algorithm; a ring for others."""
+USUAL = "h100"  # memory bandwidth of jobs without an accelerator; irrelevant where traces have durations
 NOT_CARRIED_OUT = ("reduce", "gather", "scatter", "barrier")
 REPLAYED = ("broadcast",)
 
-# its network that knows of congestion has one dimension alone
+# its congestion-aware network has only one dimension
 START = """#!/bin/sh
 # ASTRA_SIM: the program AstraSim_Analytical_Congestion_Unaware, as built from its source
 set -eu
@@ -49,7 +49,7 @@ exec "${{ASTRA_SIM:?the path of AstraSim_Analytical_Congestion_Unaware}}" \\
 
 @dataclass(frozen=True)
 class Dimension:
-    """Of ASTRA-sim's network. topology: Switch, Ring or FullyConnected. rate: bytes per second of each rank's link."""
+    """A dimension of ASTRA-sim's network. topology: Switch, Ring or FullyConnected. rate: bytes per second per rank."""
 
     topology: str
     count: int
@@ -58,7 +58,7 @@ class Dimension:
 
 
 def export_astra_sim(job: ExportedJob, folder: Path) -> tuple[list[Path], list[str]]:
-    """All files, and what they do not say. BadInput where buildings have different numbers of ranks."""
+    """Write all files; return them and what they leave out. Raises BadInput if ranks per building are unequal."""
     written = write_job(job.trace, folder, NAME, job.times)
     topology = job.scenario.topology.resolve()
     dimensions, notes = dimensions_of(topology, job.workload.buildings)
@@ -72,70 +72,74 @@ def export_astra_sim(job: ExportedJob, folder: Path) -> tuple[list[Path], list[s
         (folder / name).write_text(text)
         written.append(folder / name)
     (folder / START_FILE).chmod(0o755)
-    return written, [*notes, *_of_the_job(job, [one.count for one in dimensions])]
+    return written, [*notes, *_job_notes(job, [one.count for one in dimensions])]
 
 
 def dimensions_of(topology: Topology, buildings: Sequence[int]) -> tuple[list[Dimension], list[str]]:
-    """Of ranks in these buildings, and what they leave out."""
+    """Return the dimensions for ranks in these buildings, and what they leave out."""
     used = list(dict.fromkeys(buildings))
     counts = {index: buildings.count(index) for index in used}
-    each = counts[used[0]]
-    if len(set(counts.values())) > 1 or list(buildings) != [index for index in used for _ in range(each)]:
+    ranks_per_building = counts[used[0]]
+    if len(set(counts.values())) > 1 or list(buildings) != [
+        index for index in used for _ in range(ranks_per_building)
+    ]:
         got = ", ".join(f"{count} in {topology.buildings[index].name}" for index, count in counts.items())
         expected = "as many, one after the other, in each building: its network has dimensions"
         raise BadInput(where="ranks for ASTRA-sim", got=got, expected=expected)
     there = [topology.buildings[index] for index in used]
     notes: list[str] = []
     found = []
-    if each > 1:
-        found.append(_inside(there, each, notes))
+    if ranks_per_building > 1:
+        found.append(_building_dimension(there, ranks_per_building, notes))
     if len(there) > 1:
-        found.append(_between(topology, there, each, notes))
+        found.append(_wan_dimension(topology, there, ranks_per_building, notes))
     if not found:
         raise BadInput(where="ranks for ASTRA-sim", got="one", expected="two or more")
     return found, notes
 
 
-def _inside(buildings: Sequence[Building], each: int, notes: list[str]) -> Dimension:
+def _building_dimension(
+    buildings: Sequence[Building], ranks_per_building: int, notes: list[str]
+) -> Dimension:
     nics = [host.nic for building in buildings for host in building.hosts]
     if len({(nic.rate_bps, nic.delay_s) for nic in nics}) > 1:
-        notes.append("cards of hosts differ: the slowest rate and the longest delay stand for all")
+        notes.append("hosts' NICs differ: the slowest rate and the longest delay apply to all")
     if any(building.clos is not None for building in buildings):
-        notes.append("tiers of switches inside buildings: one switch stands for them")
+        notes.append("tiers of switches inside buildings: replaced by one switch")
     rate = min(nic.rate_bps for nic in nics) / 8
-    return Dimension("Switch", each, rate, max(nic.delay_s for nic in nics))
+    return Dimension("Switch", ranks_per_building, rate, max(nic.delay_s for nic in nics))
 
 
-def _between(topology: Topology, buildings: Sequence[Building], each: int, notes: list[str]) -> Dimension:
-    """A link of its own for each rank: its part of those of its building."""
+def _wan_dimension(
+    topology: Topology, buildings: Sequence[Building], ranks_per_building: int, notes: list[str]
+) -> Dimension:
+    """Give each rank a dedicated link: its part of its building's links."""
     names = [building.name for building in buildings]
     rates: dict[frozenset[str], float] = {}
     for link in topology.wan:
         pair = frozenset((link.a, link.b))
         rates[pair] = rates.get(pair, 0.0) + min(way.rate_bps for _, _, way in link.directions)
     pairs = [frozenset((a, b)) for place, a in enumerate(names) for b in names[place + 1 :]]
-    around = [frozenset(ends) for ends in zip(names, [*names[1:], names[0]], strict=True)]
-    is_ring = len(names) > 3 and set(rates) == set(around)
-    linked = around if is_ring else [pair for pair in pairs if pair in rates]
+    ring_pairs = [frozenset(ends) for ends in zip(names, [*names[1:], names[0]], strict=True)]
+    is_ring = len(names) > 3 and set(rates) == set(ring_pairs)
+    linked = ring_pairs if is_ring else [pair for pair in pairs if pair in rates]
     if not is_ring and len(linked) < len(pairs):
-        notes.append(
-            "pairs of buildings without a link of their own have one, as long as their shortest path"
-        )
+        notes.append("building pairs without a link get one, as long as their shortest path")
     delays = [shortest_s(topology)[a, b] for a, b in map(sorted, linked if is_ring else pairs)]
     found = [rates[pair] for pair in linked] or list(rates.values())
     if len(set(found)) > 1 or len(set(delays)) > 1:
-        notes.append("links between buildings differ: the slowest rate and the longest delay stand for all")
+        notes.append("links between buildings differ: the slowest rate and the longest delay apply to all")
     if any(way.mean_loss or way.jitter_s for link in topology.wan for _, _, way in link.directions):
         notes.append("loss and jitter of links")
-    notes.append("links that ranks of a building share: each rank has its part, though others be silent")
+    notes.append("links shared by a building's ranks: each rank has a fixed part, even if others are idle")
     nics = [host.nic for building in buildings for host in building.hosts]
     nic_s = max(nic.delay_s for nic in nics)
-    rate = min(min(found) / each, *(nic.rate_bps for nic in nics)) / 8
+    rate = min(min(found) / ranks_per_building, *(nic.rate_bps for nic in nics)) / 8
     return Dimension("Ring" if is_ring else "FullyConnected", len(names), rate, max(delays) + 2 * nic_s)
 
 
 def _network(dimensions: Sequence[Dimension]) -> dict[str, Any]:
-    """As its YAML file has it: GB/s and nanoseconds of each link; a path over a switch has two."""
+    """Return the network's YAML content: GB/s and nanoseconds per link; a path over a switch has two links."""
     return {
         "topology": [one.topology for one in dimensions],
         "npus_count": [one.count for one in dimensions],
@@ -164,11 +168,11 @@ def _system(job: ExportedJob, dimensions: int) -> dict[str, Any]:
     }
 
 
-def _of_the_job(job: ExportedJob, counts: Sequence[int]) -> Iterator[str]:
+def _job_notes(job: ExportedJob, counts: Sequence[int]) -> Iterator[str]:
     yield from job.lost()
     if len(counts) > 1:
         if job.algorithm not in ("hierarchical", *IMPLEMENTATIONS):
-            yield f"{job.algorithm}: collectives of all ranks go by a ring in each dimension, one after the other"
+            yield f"{job.algorithm}: collectives of all ranks use a ring per dimension, one after the other"
         if any(
             one % counts[0] != other % counts[0] and one // counts[0] != other // counts[0]
             for one, other in _pairs(job)
@@ -179,19 +183,19 @@ def _of_the_job(job: ExportedJob, counts: Sequence[int]) -> Iterator[str]:
             )
     there = {node.collective for own in job.trace.ranks for node in own if isinstance(node, Collective)}
     if odd := sorted(there & set(NOT_CARRIED_OUT)):
-        yield f"{', '.join(odd)}: ASTRA-sim stops at such a collective"
+        yield f"{', '.join(odd)}: ASTRA-sim stops at this collective"
     if odd := sorted(there & set(REPLAYED)):
-        yield f"{', '.join(odd)}: ASTRA-sim lets it take the time that the trace says, or none"
+        yield f"{', '.join(odd)}: ASTRA-sim gives it the trace's duration, or none"
     if "all_to_all_v" in there:
-        yield "sizes of an all_to_all_v: each pair has as much"
+        yield "sizes of an all_to_all_v: all pairs get the same"
     if len({own.algorithm for ranks in job.trace.ranks for own in ranks if isinstance(own, Collective)}) > 1:
-        yield "algorithms of single collectives: one for each kind"
+        yield "algorithms of single collectives: one per kind"
     if any(not own for own in job.trace.ranks):
-        yield "ranks that do nothing: ASTRA-sim stops at their empty traces"
+        yield "idle ranks: ASTRA-sim stops at their empty traces"
 
 
 def _pairs(job: ExportedJob) -> Iterator[tuple[int, int]]:
-    """Ranks that send to each other by themselves, or in the ring of a group that is not everybody."""
+    """Yield ranks that send to each other directly, or in the ring of a group that is not all ranks."""
     for rank, own in enumerate(job.trace.ranks):
         for node in own:
             if isinstance(node, PointToPoint):

@@ -33,9 +33,15 @@ SCENARIO = "scenario.yaml"
 
 @dataclass(frozen=True)
 class ExportedJob:
-    """scenario: of the variant alone; algorithm: of its collectives that name none. All in real figures.
+    """A job to export, in real units.
 
-    times: when each operation began, and how long it took, of a run's median step; None where nothing was measured.
+    Attributes:
+        name: Of the variant.
+        scenario: Of the variant.
+        workload: Its plan.
+        algorithm: Of collectives that name none.
+        trace: The job as a trace.
+        times: Start and duration of each operation in a run's median step; None if nothing was measured.
     """
 
     name: str
@@ -46,34 +52,34 @@ class ExportedJob:
     times: Times | None = None
 
     def lost(self) -> Iterator[str]:
-        """What of the plan a trace has no place for, in words."""
+        """Yield what of the plan a trace cannot represent, in words."""
         plan = self.workload.plan
         if plan.holds_receivers:
-            yield "receives in order: that a message leaves only once its receiver waits for it"
+            yield "in-order receives: a message leaves only once its receiver waits for it"
         if plan.jitter:
-            yield "jitter of computing"
+            yield "compute jitter"
         if any(plan.dscps.values()):
             yield "traffic classes (DSCP) of operations"
         if any(isinstance(one, Block) for own in plan.ranks for one in own):
-            yield "windows: blocks that are put into them are messages"
+            yield "memory windows: their blocks become messages"
         if any(one.holds or one.gives for own in plan.ranks for one in own if isinstance(one, Computing)):
-            yield "memory that activations take"
+            yield "activation memory"
 
 
-def exported_job(source: Path, overrides: Sequence[str] = (), variant: str | None = None) -> ExportedJob:
-    """Of a scenario, or of a folder that `testbed run` made. variant: None for the first.
+def load_job(source: Path, overrides: Sequence[str] = (), variant: str | None = None) -> ExportedJob:
+    """Load a job from a scenario, or from the folder of a run. variant: None for the first.
 
-    BadInput for a variant that there is not, ConfigError, BadResult.
+    Raises BadInput for an unknown variant, ConfigError, BadResult.
     """
     if (source / SUMMARY).is_file():
         if overrides:
             raise BadInput(where=str(source), got=f"{overrides[0]} for a run", expected="a run as it was")
         return _measured(source, variant)
     scenario = load_scenario(source, overrides)
-    return _planned(scenario, _chosen(source, scenario.variant_names, variant), str(source))
+    return _planned(scenario, _choose_variant(source, scenario.variant_names, variant), str(source))
 
 
-def _chosen(source: Path, names: Sequence[str], variant: str | None) -> str:
+def _choose_variant(source: Path, names: Sequence[str], variant: str | None) -> str:
     if variant is not None and variant not in names:
         raise BadInput(where=f"{source}: variant", got=variant, expected=did_you_mean(variant, names))
     return variant or names[0]
@@ -93,22 +99,24 @@ def _planned(scenario: Scenario, name: str, source: str) -> ExportedJob:
     )
 
 
-def _trace(scenario: Scenario, workload: Workload, origin: str, took_s: Durations | None = None) -> JobTrace:
-    """The plan's; of a job that came as a trace that one, which says more. took_s: how long computing took."""
+def _trace(
+    scenario: Scenario, workload: Workload, origin: str, durations_s: Durations | None = None
+) -> JobTrace:
+    """Return the plan as a trace; a job that came as a trace keeps it. durations_s: measured compute durations."""
     spec = scenario.workload
     if spec.is_recorded:
         request = JobRequest.of(scenario, scenario.topology.resolve(UNSCALED), UNSCALED)
         given = place_trace(recorded_trace(spec), request)
-        return given if took_s is None else replace(_timed(given, took_s), origin=origin)
+        return given if durations_s is None else replace(_set_durations(given, durations_s), origin=origin)
     about = TraceInfo(spec.gradient_dtype, origin, spec.accelerator or "")
-    return trace_of(workload.plan, about, measured_s=took_s)
+    return trace_of(workload.plan, about, measured_s=durations_s)
 
 
-def _timed(trace: JobTrace, took_s: Durations) -> JobTrace:
-    """Operations of a plan have the numbers of the trace's nodes."""
+def _set_durations(trace: JobTrace, durations_s: Durations) -> JobTrace:
+    """Set compute durations; a plan's operations have the numbers of the trace's nodes."""
     ranks = [
         [
-            replace(node, duration_s=took_s[rank, number]) if isinstance(node, Compute) else node
+            replace(node, duration_s=durations_s[rank, number]) if isinstance(node, Compute) else node
             for number, node in enumerate(own)
         ]
         for rank, own in enumerate(trace.ranks)
@@ -117,9 +125,9 @@ def _timed(trace: JobTrace, took_s: Durations) -> JobTrace:
 
 
 def _measured(folder: Path, variant: str | None) -> ExportedJob:
-    """The median step; computing takes what it took there."""
+    """Load the median step of a run, with its compute durations."""
     result = Result.open(folder)
-    name = _chosen(folder, [one.name for one in result.variants], variant)
+    name = _choose_variant(folder, [one.name for one in result.variants], variant)
     planned = _planned(load_scenario(folder / SCENARIO), name, str(folder))
     workload, scale = planned.workload, result.conversion
     samples = [own for own in _samples(folder / SAMPLES) if own["variant"] == name]
@@ -136,19 +144,19 @@ def _measured(folder: Path, variant: str | None) -> ExportedJob:
         raise BadResult(f"{folder / SAMPLES}: {name}: {error}") from None
     spans = step_spans(samples, step, workload.plan)
     times = [[(scale.real_s(begin), scale.real_s(end - begin)) for begin, end in own] for own in spans]
-    took_s = {
+    durations_s = {
         (rank, number): times[rank][number][1]
         for rank, own in enumerate(workload.plan.ranks)
         for number, one in enumerate(own)
         if isinstance(one, Computing)
     }
     origin = f"{folder}, {name}, step {step.index} as measured"
-    trace = _trace(planned.scenario, workload, origin, took_s)
+    trace = _trace(planned.scenario, workload, origin, durations_s)
     return ExportedJob(name, planned.scenario, workload, planned.algorithm, trace, times)
 
 
 def _samples(path: Path) -> list[Mapping[str, Any]]:
-    """As they stand, in emulated figures."""
+    """Read samples in emulated units."""
     try:
         return [json.loads(line) for line in path.read_text().splitlines()]
     except (OSError, ValueError) as error:
@@ -156,13 +164,13 @@ def _samples(path: Path) -> list[Mapping[str, Any]]:
 
 
 _OF_THE_NETWORK = ("gradient_dtype", "tuning")
-"""Of the workload: what counts for traces as well."""
+"""Workload keys that traces need as well."""
 
 
 def export_chakra(job: ExportedJob, folder: Path, name: str = NAME) -> list[Path]:
-    """One NAME.RANK.et per rank, their groups, and a scenario; returns all files. TraceError."""
+    """Write NAME.RANK.et per rank, the groups and a scenario; return all files. Raises TraceError."""
     written = write_job(job.trace, folder, name, job.times)
-    data = job.scenario.model_copy(update={"explore": None}).to_data()  # of which most is the traces' now
+    data = job.scenario.model_copy(update={"explore": None}).to_data()  # the traces replace most of it
     workload = data["workload"]
     data["workload"] = {"chakra": ".", **{key: workload[key] for key in _OF_THE_NETWORK if key in workload}}
     data["algorithms"] = [job.algorithm]

@@ -1,4 +1,4 @@
-"""Read containerlab's labs: the topology file and its netem script."""
+"""Reader of containerlab labs: the topology file and its netem script."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from typing import Any
 
 from testbed.errors import BadInput, did_you_mean
 from testbed.show.exchange.containerlab_netem import Setting, linux_name, read_script, tc_setting
-from testbed.show.exchange.graph_attributes import Element, number, unused
+from testbed.show.exchange.graph_attributes import Element, number, unused_attributes
 from testbed.show.exchange.imported_graph import Edge, ImportedNetwork, LinkDirection, Node
 from testbed.show.exchange.topology_export import HOST, KIND_LABEL, NETEM_FILE, SCALE_LABEL
 from testbed.spec.yaml_loader import Document, Location, read_document
 
 BRIDGES = ("bridge", "ovs-bridge")
 _ONE_ENDED = ("host", "mgmt-net", "macvlan")
-"""What stands for a node at an end of a link that leaves the lab."""
+"""Pseudo-nodes at the end of a link that leaves the lab."""
 
 End = tuple[str, str]
-"""A node, and an interface of it by its Linux name."""
+"""A node, and the Linux name of one of its interfaces."""
 
 
 def read_lab(path: Path, netem: Path | None = None) -> ImportedNetwork:
     """Return the network of a lab.
 
-    Nodes with one link, to a node that has more, are its hosts if they are of kind linux; all others are buildings.
-    Where some of these have hosts, those without are transit sites.
+    Nodes of kind linux with one link, to a node that has more, are hosts of that node; all others are buildings. If
+    some buildings have hosts, those without are transit sites.
 
     Args:
         path: The topology file.
         netem: A script with `tools netem set` commands; by default netem.sh beside the file, if there is one.
 
     Raises:
-        ConfigError: The file is no YAML, or a key comes twice.
-        BadInput: It is no topology, a link names no node, or two links have one interface.
+        ConfigError: The file is not YAML, or has a duplicate key.
+        BadInput: It is not a topology, a link names no node, or two links share an interface.
     """
     document = read_document(path, any_keys=True)
     topology = document.data.get("topology")
@@ -44,7 +44,7 @@ def read_lab(path: Path, netem: Path | None = None) -> ImportedNetwork:
         expected = "a containerlab topology, with topology.nodes"
         raise BadInput(where=str(path), got="none", expected=expected)
     lab = _Lab(path, document, topology)
-    return lab.found(netem or path.with_name(NETEM_FILE), required=netem is not None)
+    return lab.network(netem or path.with_name(NETEM_FILE), required=netem is not None)
 
 
 @dataclass
@@ -60,20 +60,20 @@ class _Lab:
     links: list[Element] = field(default_factory=list)
     settings: dict[End, Setting] = field(default_factory=dict)
     used: set[End] = field(default_factory=set)
-    of_nodes: list[Setting] = field(default_factory=list)
+    node_settings: list[Setting] = field(default_factory=list)
 
     @property
     def name(self) -> str:
-        """The lab's name; without one that of its file."""
+        """The lab's name; by default the file's."""
         own = self.document.data.get("name")
         return str(own) if own else self.path.name.removesuffix(self.path.suffix).removesuffix(".clab")
 
-    def found(self, script: Path, required: bool) -> ImportedNetwork:
+    def network(self, script: Path, required: bool) -> ImportedNetwork:
         """Return the network, with all that was left out or assumed."""
         self.nodes = {name: self._node(name) for name in self.topology["nodes"]}
         ends = list(self._links())
-        self._name_other_keys()
-        self._place_settings(self.of_nodes, ends)
+        self._report_other_keys()
+        self._place_settings(self.node_settings, ends)
         if required or script.is_file():
             self._read_settings(script, ends)
         hosts = self._hosts(ends)
@@ -96,14 +96,16 @@ class _Lab:
                     self.assumed.append(f"{name}, of kind {kind}, is a building")
         for a, b in ends:
             if a[0] not in hosts and b[0] not in hosts:
-                found.edges.append(Edge(a[0], b[0], self._way(a), self._way(b)))
+                found.edges.append(Edge(a[0], b[0], self._direction(a), self._direction(b)))
         for end, setting in self.settings.items():
             if end not in self.used:
-                self.left_out.append(f"{setting.where}: a building's cards are alike, both ways")
+                self.left_out.append(
+                    f"{setting.where}: all NICs of a building are the same, in both directions"
+                )
         found.left_out = [
             *self.left_out,
-            *unused("node", list(self.nodes.values())),
-            *unused("link", self.links),
+            *unused_attributes("node", list(self.nodes.values())),
+            *unused_attributes("link", self.links),
         ]
         found.assumed = self.assumed
         return found
@@ -126,7 +128,7 @@ class _Lab:
         for command in commands:
             where = f"{node.where}: exec of {name}: {command}"
             if (setting := tc_setting(where, name, command, self._scale())) is not None:
-                self.of_nodes.append(setting)
+                self.node_settings.append(setting)
                 continue
             others.append(command)
             if re.search(r"\btc\b|\bnetem\b", command):
@@ -164,8 +166,8 @@ class _Lab:
         )
         return str(next((kind for kind in candidates if kind), ""))
 
-    def _name_other_keys(self) -> None:
-        """Name what the file says beside its nodes and links."""
+    def _report_other_keys(self) -> None:
+        """Report what the file contains besides its nodes and links."""
         others = [key for key in self.document.data if key not in ("name", "prefix", "topology")]
         for key in self.topology:
             if key in ("kinds", "groups"):
@@ -297,7 +299,7 @@ class _Lab:
                 )
                 continue
             if (before := self.settings.get(end)) is not None:
-                self.left_out.append(f"{before.where}: a later line sets the same interface anew")
+                self.left_out.append(f"{before.where}: a later line sets the same interface")
             self.settings[end] = setting
 
     def _container(self, node: str) -> str:
@@ -306,10 +308,10 @@ class _Lab:
             return f"{self.name}-{node}"
         return f"{prefix}-{self.name}-{node}" if prefix else node
 
-    def _way(self, end: End) -> LinkDirection:
+    def _direction(self, end: End) -> LinkDirection:
         setting = self.settings.get(end)
         self.used.add(end)
-        return LinkDirection() if setting is None else setting.way
+        return LinkDirection() if setting is None else setting.direction
 
     def _card(self, building: str, links: list[tuple[End, End]]) -> LinkDirection:
         """Return rate and delay of a building's cards: by its hosts' first setting, else by its own ends' first."""
@@ -318,13 +320,13 @@ class _Lab:
         ends = [end for end in (*inner, *outer) if end in self.settings]
         if not ends:
             return LinkDirection()
-        first = self.settings[ends[0]].way
+        first = self.settings[ends[0]].direction
         card = LinkDirection(first.rate_bps, first.delay_s)
-        self.used.update(end for end in ends if self.settings[end].way == card)
+        self.used.update(end for end in ends if self.settings[end].direction == card)
         if ends[0] not in self.used:
             self.used.add(ends[0])
             self.left_out.append(
-                f"{self.settings[ends[0]].where}: jitter, loss and corruption, for a card has none"
+                f"{self.settings[ends[0]].where}: jitter, loss and corruption: a NIC has none"
             )
         return card
 

@@ -1,4 +1,4 @@
-"""Read containerlab's `tools netem` scripts and interface names."""
+"""Reader of containerlab's `tools netem` scripts, and Linux names of interfaces."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from testbed.errors import BadInput
-from testbed.show.exchange.graph_attributes import SHOWN_VALUES, counted, shortened
+from testbed.show.exchange.graph_attributes import SHOWN_VALUES, count_text, shorten_value
 from testbed.show.exchange.imported_graph import LinkDirection
 from testbed.spec.units import parse_duration
 
 _CONTROL = ("for", "while", "until", "if", "elif", "case", "select", "function")
-_PASSED_OVER = ("do", "then", "else", "done", "fi", "esac", "{", "}", "sudo", "time", "export", "readonly")
+_SKIPPED_WORDS = ("do", "then", "else", "done", "fi", "esac", "{", "}", "sudo", "time", "export", "readonly")
 _SHORT = {"n": "node", "i": "interface"}
 _FLAGS = ("node", "interface", "delay", "jitter", "loss", "rate", "corruption")
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
@@ -31,23 +31,23 @@ _TC = re.compile(
     r"(?:sudo )?(?:\S*/)?tc qdisc (?:add|replace|change) dev (?P<interface>\S+)(?: root)?(?: handle \S+)? netem"
     rf"(?P<options>(?: delay {_TIME}(?: {_TIME})?| loss (?:random )?{_SHARE}| corrupt {_SHARE}| rate [\d.]+[kmg]?bit)+)"
 )
-"""As tc has it, whose words are netem's: a distribution, a limit and all else make it one that is not known."""
+"""A netem command of tc; with a distribution, a limit or anything else it is not recognised."""
 _UNITS = {"m": "min", "\N{MICRO SIGN}s": "us"}
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What one command sets of what an interface sends; `where` is its file, line and text."""
+    """What one command sets on an interface's egress; `where` is its file, line and text."""
 
     where: str
     container: str
     interface: str
-    way: LinkDirection
+    direction: LinkDirection
 
 
 @dataclass
 class Script:
-    """The settings of a script, in its order, and what of it sets nothing, in words."""
+    """The settings of a script in order, and the parts that set nothing, in words."""
 
     settings: list[Setting] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
@@ -55,7 +55,7 @@ class Script:
 
 
 def read_script(path: Path, scale: float) -> Script:
-    """Return the settings of a script, rates multiplied by `scale`. BadInput for values that containerlab refuses."""
+    """Parse a script, with rates multiplied by `scale`. Raises BadInput for values that containerlab rejects."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -64,14 +64,14 @@ def read_script(path: Path, scale: float) -> Script:
     commands = list(_commands(text))
     control = list(dict.fromkeys(word for _, words in commands for word in words[:1] if word in _CONTROL))
     if control:
-        script.assumed.append(f"each line of {path.name} counts once, though it has {', '.join(control)}")
+        script.assumed.append(f"each line of {path.name} is read once, though it has {', '.join(control)}")
     constants = _constants(commands) if control else None
     variables: dict[str, str] = {}
     others: list[str] = []
     for line, written in commands:
         where = f"{path.name}:{line}: {' '.join(written)}"
-        words = [_expanded(word, variables) for word in written]
-        while words and words[0] in _PASSED_OVER:
+        words = [_expand(word, variables) for word in written]
+        while words and words[0] in _SKIPPED_WORDS:
             words.pop(0)
         if all(re.fullmatch(r"[A-Za-z_]\w*=.*", word) for word in words):
             assigned = (word.partition("=") for word in words)
@@ -82,21 +82,21 @@ def read_script(path: Path, scale: float) -> Script:
             }
         elif "netem" not in words or words[words.index("netem") + 1 :][:1] not in (["set"], ["reset"]):
             if words[0] not in ("set", *_CONTROL):
-                others.append(f"{line}: {shortened(' '.join(words))}")
+                others.append(f"{line}: {shorten_value(' '.join(words))}")
         elif any("$" in word or "`" in word for word in words):
-            script.left_out.append(f"{where}: what its variables stand for is not known")
+            script.left_out.append(f"{where}: its variables are unknown")
         else:
-            _take(script, path, where, line, words[words.index("netem") + 1 :], scale)
+            _apply(script, path, where, line, words[words.index("netem") + 1 :], scale)
     if others:
         shown = "; ".join((*others[:SHOWN_VALUES], *(["..."] if len(others) > SHOWN_VALUES else [])))
         script.left_out.append(
-            f"{counted(len(others), 'command')} of {path.name} that set no link (line {shown})"
+            f"{count_text(len(others), 'command')} of {path.name} that set no link (line {shown})"
         )
     return script
 
 
 def tc_setting(where: str, container: str, command: str, scale: float) -> Setting | None:
-    """Return what a `tc qdisc ... netem` command sets, rates multiplied by `scale`; None where not all is known."""
+    """Parse a `tc qdisc ... netem` command, with rates multiplied by `scale`; None if it is not fully understood."""
     match = _TC.fullmatch(" ".join(command.split()))
     if match is None:
         return None
@@ -107,11 +107,11 @@ def tc_setting(where: str, container: str, command: str, scale: float) -> Settin
         digits = rate.rstrip("kmg")
         factor = {"": 1e-3, "k": 1.0, "m": 1e3, "g": 1e6}[rate[len(digits) :]]
         options["rate"] = repr(float(digits) * factor)
-    return Setting(where, container, match["interface"], _way(options, scale))
+    return Setting(where, container, match["interface"], _direction(options, scale))
 
 
 def _commands(text: str) -> Iterator[tuple[int, list[str]]]:
-    """Yield each command's line and words; a backslash at a line's end joins the next one to it."""
+    """Yield each command's line and words; a backslash at a line's end continues it."""
     joined, first = "", 1
     for number, line in enumerate(text.splitlines(), 1):
         first = first if joined else number
@@ -150,12 +150,12 @@ def _constants(commands: Sequence[tuple[int, list[str]]]) -> set[str]:
     return {name for name in early if counts[name] == 1}
 
 
-def _expanded(word: str, variables: dict[str, str]) -> str:
+def _expand(word: str, variables: dict[str, str]) -> str:
     return _VARIABLE.sub(lambda match: variables.get(match[1] or match[2], match[0]), word)
 
 
-def _take(script: Script, path: Path, where: str, line: int, words: Sequence[str], scale: float) -> None:
-    """Add what `set ...` says; `reset ...` takes away what was set before."""
+def _apply(script: Script, path: Path, where: str, line: int, words: Sequence[str], scale: float) -> None:
+    """Apply a `set` or `reset` command."""
     options = _options(words[1:])
     container, interface = options.get("node", ""), options.get("interface", "")
     if not container or not interface:
@@ -164,20 +164,20 @@ def _take(script: Script, path: Path, where: str, line: int, words: Sequence[str
     before = [one for one in script.settings if (one.container, one.interface) == (container, interface)]
     for setting in before:
         script.settings.remove(setting)
-        script.left_out.append(f"{setting.where}: line {line} sets the same interface anew")
+        script.left_out.append(f"{setting.where}: line {line} sets the same interface")
     if words[0] == "reset":
         return
     if unknown := [name for name in options if name not in _FLAGS]:
         script.left_out.append(f"{where}: {', '.join(unknown)}")
     try:
-        way = _way(options, scale)
+        direction = _direction(options, scale)
     except ValueError as error:
         raise BadInput(where=f"{path}:{line}", got=" ".join(words), expected=str(error)) from None
-    script.settings.append(Setting(where, container, interface, way))
+    script.settings.append(Setting(where, container, interface, direction))
 
 
 def _options(words: Sequence[str]) -> dict[str, str]:
-    """Return options by their long names, from `--rate 10`, `--rate=10`, `-n x` and `-nx`."""
+    """Return options by long name, from `--rate 10`, `--rate=10`, `-n x` and `-nx`."""
     found: dict[str, str] = {}
     name = ""
     for word in words:
@@ -193,10 +193,10 @@ def _options(words: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _way(options: dict[str, str], scale: float) -> LinkDirection:
+def _direction(options: dict[str, str], scale: float) -> LinkDirection:
     rate = _number(options.get("rate"), "a rate in whole kbit/s, such as 10000") * 1e3
     if scale != 1:
-        rate = float(f"{rate * scale:.5g}")  # what whole kbit/s leave of it
+        rate = float(f"{rate * scale:.5g}")  # the precision of whole kbit/s
     loss, corruption = (
         _number(options.get(name), "a share in percent, such as 0.1") / 100 for name in ("loss", "corruption")
     )
@@ -214,7 +214,7 @@ def _number(text: str | None, expected: str) -> float:
 
 
 def _seconds(text: str) -> float:
-    """Return a duration as Go writes it: "2ms", "1.5s", "1m30s", "0"."""
+    """Parse a duration in Go's syntax: "2ms", "1.5s", "1m30s", "0"."""
     parts = re.findall(r"([\d.]+)(ns|us|\u00b5s|ms|s|m|h)", text)
     if "".join(value + unit for value, unit in parts) != text and text != "0":
         raise ValueError("a duration such as 2ms")
@@ -245,11 +245,11 @@ _SHIFTED: dict[str, tuple[str, int]] = {
     "saos": (r"(\d+)", 0),
     "bigip-ve": (r"1\.(\d+)", 0),
 }
-"""Kinds without their maker's name: the pattern of aliases, and what to add to the port's number for `ethN`."""
+"""Kinds without vendor prefix: the alias pattern, and the offset from the port's number to `ethN`."""
 
 
 def linux_name(kind: str, name: str) -> str:
-    """Return the name that an interface has in Linux, which is the name itself unless it is an alias."""
+    """Return the Linux name of an interface; aliases are resolved, other names stay."""
     own = kind.removeprefix("vr-")
     if own in ("srl", "nokia_srlinux"):
         match = re.fullmatch(r"ethernet-(\d+(?:/\d+)+)", name)

@@ -1,4 +1,4 @@
-"""Attributes of a graph file: which are used, their units, and places on Earth."""
+"""Attributes of a graph file: which are used, their units, and geographic positions."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ LONGEST_SHOWN = 60
 
 @dataclass(eq=False)
 class Element:
-    """A node, an edge or the graph itself, with the attributes that its file gives it.
+    """A node, an edge or the graph itself, with its attributes in the file.
 
     Attributes:
         where: File and line.
-        name: What messages call it, such as `node 4`.
+        name: Its name in messages, such as `node 4`.
         ends: An edge's nodes, by their ids; empty for others.
-        directed: Whether an edge leads from its first node to its second one only.
-        used: Names of the attributes that had a part in the topology.
+        directed: Whether an edge leads only from its first node to its second one.
+        used: Names of attributes that the topology uses.
         reasons: Why an attribute was left out, by its name.
     """
 
@@ -43,7 +43,7 @@ class Element:
         return next((found[name] for name in names if name in found), None)
 
     def use(self, *names: str | None) -> None:
-        """Note that attributes had a part in the topology, whatever was said of them before."""
+        """Mark attributes as used, whatever was noted before."""
         for name in names:
             if name is not None:
                 self.used.add(name)
@@ -72,7 +72,7 @@ class Graph:
     left_out: list[str] = field(default_factory=list)
 
     def add_node(self, key: str, where: str, attributes: dict[str, Any]) -> None:
-        """Add a node. BadInput where another one has its id."""
+        """Add a node. Raises BadInput if its id is taken."""
         if (other := self.nodes.get(key)) is not None:
             raise BadInput(where=where, got=f"a node {key}", expected=f"another id: {other.where} has it")
         self.nodes[key] = Element(where, f"node {key}", attributes)
@@ -82,49 +82,49 @@ class Graph:
         self.edges.append(Element(where, f"edge {ends[0]} to {ends[1]}", attributes, ends, directed))
 
     def check_ends(self) -> None:
-        """Raise BadInput for an edge that ends at a node which is not there."""
+        """Raise BadInput for an edge whose node does not exist."""
         for edge in self.edges:
             for end in edge.ends:
                 if end not in self.nodes:
                     raise BadInput(where=edge.where, got=f"an edge of {end}", expected="a node of this file")
 
     def notes(self) -> list[str]:
-        """Return what was left out, in words, once all that is used has been marked."""
+        """Return what was left out, in words, after all used attributes have been marked."""
         found = list(self.left_out)
         if own := [name for name in self.own.attributes if name not in self.own.used]:
             lists = dict.fromkeys(name.partition(".")[0] for name in own)
             found.append(f"of the graph: {', '.join(lists)}")
         for kind, elements in (("node", list(self.nodes.values())), ("edge", self.edges)):
-            found += unused(kind, elements)
+            found += unused_attributes(kind, elements)
         return found
 
 
-def unused(kind: str, elements: Sequence[Element]) -> Iterator[str]:
-    """Yield a line for each attribute and reason, with how many elements have it and some of its values."""
+def unused_attributes(kind: str, elements: Sequence[Element]) -> Iterator[str]:
+    """Yield a line per attribute and reason, with the number of elements and some values."""
     groups: dict[tuple[str, str], list[Element]] = defaultdict(list)
     for element in elements:
         for name in element.attributes:
             if name not in element.used:
                 groups[name, element.reasons.get(name, "")].append(element)
     for (name, reason), group in groups.items():
-        values = list(dict.fromkeys(shortened(element.attributes[name]) for element in group))
+        values = list(dict.fromkeys(shorten_value(element.attributes[name]) for element in group))
         shown = ", ".join((*values[:SHOWN_VALUES], *(["..."] if len(values) > SHOWN_VALUES else [])))
-        yield f"{name} of {counted(len(group), kind)} ({shown}){f': {reason}' if reason else ''}"
+        yield f"{name} of {count_text(len(group), kind)} ({shown}){f': {reason}' if reason else ''}"
 
 
-def shortened(value: Any) -> str:
+def shorten_value(value: Any) -> str:
     """Return a value as one line of at most LONGEST_SHOWN characters."""
     text = " ".join(str(value).split())
     return text if len(text) <= LONGEST_SHOWN else f"{text[: LONGEST_SHOWN - 3]}..."
 
 
-def counted(count: int, kind: str) -> str:
+def count_text(count: int, kind: str) -> str:
     """Return `1 edge` or `2 edges`."""
     return f"{count} {kind}{'' if count == 1 else 's'}"
 
 
 def number(value: Any) -> float | None:
-    """Return a finite number, or None for what is none."""
+    """Return a finite number; None if the value is not one."""
     try:
         found = float(value)
     except (TypeError, ValueError):
@@ -152,15 +152,15 @@ _SHARES = {"%": 0.01, "percent": 0.01, "pct": 0.01, "share": 1.0}
 
 @dataclass(frozen=True)
 class Quantity:
-    """A kind of figure that edges or nodes have.
+    """A kind of figure of edges or nodes.
 
     Attributes:
-        stems: The lower-case names under which files have it, without a unit; the first that is there counts.
-        units: Factors to bit/s, s, km or a share, by unit in lower case.
+        stems: Lower-case attribute names without a unit; the first that exists counts.
+        units: Factors to bit/s, s, km or a share, by lower-case unit.
         fixed: Units of names that always have the same one.
         example: A unit for messages.
-        least: The smallest value that is possible, in the quantity's own unit.
-        most: The largest.
+        least: Smallest possible value, in the quantity's own unit.
+        most: Largest possible value.
     """
 
     stems: tuple[str, ...]
@@ -197,9 +197,9 @@ _LABELS = ("label", "linklabel", "edgelabel")
 
 @dataclass(frozen=True)
 class Figure:
-    """An attribute that gives a quantity; unit is empty where neither its value, its name nor the user says it.
+    """An attribute with a value of a quantity; unit is empty if neither value, name nor user states it.
 
-    `problem` says why there is no value or no unit that could be used.
+    `problem` says why there is no usable value or unit.
     """
 
     name: str
@@ -208,24 +208,24 @@ class Figure:
     problem: str = ""
 
 
-def figures(element: Element, quantity: Quantity, units: Mapping[str, str]) -> Iterator[Figure]:
-    """Yield an element's attributes that give a quantity, best first.
+def find_figures(element: Element, quantity: Quantity, units: Mapping[str, str]) -> Iterator[Figure]:
+    """Yield an element's attributes with values of a quantity, best first.
 
     Args:
         element: A node or an edge.
-        quantity: The kind that is looked for.
-        units: What the user says of attributes' units, by their names.
+        quantity: The kind to look for.
+        units: The user's units by attribute name.
     """
     found = []
     for name, value in element.attributes.items():
         stem, unit = _stem_and_unit(name, quantity)
         if quantity is RATE and name.lower().replace(" ", "") in _LABELS:
-            # a label is for people: it counts where it is a rate with its unit and nothing else
+            # a label is for people: it counts only if it is just a rate with its unit
             plain, written = _split(value)
-            if plain is not None and known_unit(written, RATE) is not None and written:
+            if plain is not None and unit_factor(written, RATE) is not None and written:
                 found.append((len(RATE.stems), Figure(name, plain, written)))
             continue
-        if stem is None and quantity is not JITTER and known_unit(units.get(name, ""), quantity) is not None:
+        if stem is None and quantity is not JITTER and unit_factor(units.get(name, ""), quantity) is not None:
             stem = quantity.stems[-1]
         if stem is None:
             continue
@@ -236,15 +236,15 @@ def figures(element: Element, quantity: Quantity, units: Mapping[str, str]) -> I
             unit += "bit/s" if unit else ""
         problem = ""
         if plain is None:
-            problem = "it is no number"
-        elif unit and known_unit(unit, quantity) is None:
-            problem = f"{unit} is no unit of this kind, such as {quantity.example}"
+            problem = "it is not a number"
+        elif unit and unit_factor(unit, quantity) is None:
+            problem = f"{unit} is not a unit of this kind, such as {quantity.example}"
         found.append((quantity.stems.index(stem), Figure(name, plain or 0.0, unit, problem)))
     yield from (figure for _, figure in sorted(found, key=lambda entry: entry[0]))
 
 
-def known_unit(unit: str, quantity: Quantity) -> float | None:
-    """Return the factor of a unit, or None for one that is not known. Case counts for bits (b) and bytes (B) alone."""
+def unit_factor(unit: str, quantity: Quantity) -> float | None:
+    """Return the factor of a unit, or None if unknown. Case matters only between bits (b) and bytes (B)."""
     if quantity.units is _RATES and "B" in unit:
         match = re.fullmatch(r"([kmgt]?i?)(?:B/s|Bps)", unit[0].lower() + unit[1:])
         return 8 * (_DECIMAL | _BINARY)[match[1]] if match and match[1] != "i" else None
@@ -252,21 +252,21 @@ def known_unit(unit: str, quantity: Quantity) -> float | None:
 
 
 def check_units(units: Mapping[str, str]) -> None:
-    """Raise BadInput for a unit of no kind."""
+    """Raise BadInput for an unknown unit."""
     for name, unit in units.items():
-        if all(known_unit(unit, kind) is None for kind in _KINDS):
+        if all(unit_factor(unit, kind) is None for kind in _KINDS):
             raise BadInput(
                 where=f"--unit {name}={unit}", got=unit, expected="a unit, such as ms, km, Gbit/s or %"
             )
 
 
 def fibre_s(length_km: float) -> float:
-    """Return what light takes in fibre of this length, in whole nanoseconds."""
+    """Return the propagation delay in fibre of this length, in whole nanoseconds."""
     return round(length_km * FIBRE_S_PER_KM, 9)
 
 
 def _stem_and_unit(name: str, quantity: Quantity) -> tuple[str | None, str]:
-    """Return what an attribute's name stands for, and the unit in it: `delay_ms`, `latencyMs`, `Length (km)`."""
+    """Return the stem and unit of an attribute's name: `delay_ms`, `latencyMs`, `Length (km)`."""
     for stem in sorted(quantity.stems, key=len, reverse=True):
         if name.lower() == stem:
             return stem, ""
@@ -274,13 +274,13 @@ def _stem_and_unit(name: str, quantity: Quantity) -> tuple[str | None, str]:
             rest = name[len(stem) :]
             unit = rest.strip(" _-.()[]")
             marked = rest != unit or unit[:1].isupper() or len(unit) > 1  # igraph's GML drops underscores
-            if marked and known_unit(unit, quantity) is not None:
+            if marked and unit_factor(unit, quantity) is not None:
                 return stem, unit
     return None, ""
 
 
 def _split(value: Any) -> tuple[float | None, str]:
-    """Return a value's number and unit; no number for what is none."""
+    """Return a value's number and unit; None if it has no number."""
     if isinstance(value, str):
         match = re.fullmatch(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(\S*)\s*", value)
         return (number(match[1]), match[2]) if match else (None, "")
@@ -289,24 +289,24 @@ def _split(value: Any) -> tuple[float | None, str]:
 
 EARTH_KM = 6371.0
 _ROUNDED_KM = 2.0
-"""By how much places that are given as cities may be nearer to each other than files' coordinates say."""
+"""By how much rounded city positions may be nearer to each other than the real ones."""
 _ROUNDED_SHARE = 0.05
 _MOST_DETOUR = 4.0
 _MOST_DETOUR_KM = 50.0
 
 
 def least_km(away_km: float) -> float:
-    """Return how short a link over a great circle may be when places are rounded."""
+    """Return the minimum length of a link over a great circle, given rounded positions."""
     return max(away_km * (1 - _ROUNDED_SHARE) - _ROUNDED_KM, 0.0)
 
 
 def is_plausible(length_km: float, away_km: float) -> bool:
-    """Return whether a link may be so long between two places: not shorter than the great circle, no vast detour."""
+    """Return whether a link length is plausible: not shorter than the great circle, and no vast detour."""
     return least_km(away_km) <= length_km <= away_km * _MOST_DETOUR + _MOST_DETOUR_KM
 
 
 def great_circle_km(one: tuple[float, float], other: tuple[float, float]) -> float:
-    """Return the distance of two places, by latitude and longitude in degrees, on a sphere as large as the Earth."""
+    """Return the distance of two positions (latitude, longitude in degrees) on a sphere of the Earth's size."""
     (lat, lon), (there_lat, there_lon) = (tuple(map(math.radians, place)) for place in (one, other))
     half = math.sin((there_lat - lat) / 2) ** 2
     half += math.cos(lat) * math.cos(there_lat) * math.sin((there_lon - lon) / 2) ** 2
@@ -314,7 +314,7 @@ def great_circle_km(one: tuple[float, float], other: tuple[float, float]) -> flo
 
 
 def place_of(node: Element, names: tuple[str | None, str | None]) -> tuple[float, float] | None:
-    """Return latitude and longitude; None where a node has none, or they are on no Earth."""
+    """Return latitude and longitude; None if a node has none, or they are not on Earth."""
     if None in names:
         return None
     lat, lon = (number(node.attributes[name or ""]) for name in names)

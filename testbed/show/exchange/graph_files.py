@@ -1,7 +1,7 @@
-"""Read and write GraphML, read GML, as common graph tools write them.
+"""GraphML reader and writer, and GML reader, for files of common graph tools.
 
-What a topology file says more stands in an attribute `testbed` of nodes and edges. It counts on the way back as long as
-the others are as they were written.
+Properties of a topology file that graphs lack are in an attribute `testbed` of nodes and edges. On import it counts as
+long as the standard attributes are unchanged.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ OWN = "testbed"
 
 
 def export_graphml(spec: TopologySpec, path: Path) -> list[str]:
-    """Write a topology to a file, and return what is left out of it, in words.
+    """Write a topology as GraphML, and return what is left out, in words.
 
     Raises:
         BadInput: networkx is not installed.
@@ -53,19 +53,19 @@ def export_graphml(spec: TopologySpec, path: Path) -> list[str]:
 def standard_attributes(
     rate_bps: float | None, own_s: float | None, common_s: float | None
 ) -> dict[str, Any]:
-    """Return a link's rate and delay by the names under which other programs find them."""
+    """Return a link's rate and delay under the names that other programs use."""
     delay_s = common_s if own_s is None else own_s
     return {"LinkSpeedRaw": float(rate_bps or 0), "delay_s": float(delay_s or 0)}
 
 
 def parse_graphml(path: Path, content: bytes) -> Graph:
-    """Return the graph of a GraphML file.
+    """Parse a GraphML file.
 
-    Groups of nodes, as yEd draws them, are read as nodes beside their members. Hyperedges, ports and further graphs are
-    left out, and named.
+    Groups of nodes, as yEd draws them, become nodes next to their members. Hyperedges, ports and further graphs are
+    left out and reported.
 
     Raises:
-        BadInput: The content is no GraphML, two nodes have one id, or an edge ends at no node.
+        BadInput: The content is not GraphML, a node id is duplicated, or an edge has no node.
     """
     reader = _Reader(path)
     try:
@@ -81,7 +81,7 @@ def parse_graphml(path: Path, content: bytes) -> Graph:
 
 @dataclass
 class _Key:
-    """What a `<key>` declares: an attribute's name, for which elements, and its default."""
+    """A `<key>` declaration: an attribute's name, its elements, and its default."""
 
     name: str
     domain: str
@@ -90,7 +90,7 @@ class _Key:
 
 @dataclass
 class _Reader:
-    """Follow a file tag by tag. `open` holds the tags from the root to where the parser is."""
+    """Follows a file tag by tag. `open` holds the tags from the root to the current one."""
 
     path: Path
     graph: Graph | None = None
@@ -100,7 +100,7 @@ class _Reader:
     data: list[tuple[dict[str, Any], str, str, int]] = field(default_factory=list)
     text: list[str] = field(default_factory=list)
     directed: bool = False
-    passed_over: int = 0
+    skip_depth: int = 0
 
     def __post_init__(self) -> None:
         self.parser = expat.ParserCreate(namespace_separator=" ")
@@ -113,21 +113,21 @@ class _Reader:
         self.open.append((name, values, line))
         if name in ("data", "default", "desc", "NodeLabel", "EdgeLabel"):
             self.text.clear()
-        if self.passed_over:
-            self.passed_over += 1
+        if self.skip_depth:
+            self.skip_depth += 1
         elif name == "key":
             self.keys[values.get("id", "")] = _Key(
                 values.get("attr.name") or values.get("yfiles.type") or values.get("id", ""),
                 values.get("for", "all"),
             )
         elif name in ("hyperedge", "port") or (name == "graph" and self.graph and not self.owners):
-            self._pass_over(name, line)
+            self._skip(name, line)
         elif name in ("graph", "node", "edge"):
             self._element(name, values, line)
 
-    def _pass_over(self, name: str, line: int) -> None:
-        """Leave out a tag with all that is in it."""
-        self.passed_over = 1
+    def _skip(self, name: str, line: int) -> None:
+        """Skip a tag with its content, and report it."""
+        self.skip_depth = 1
         if self.graph is not None:
             self.graph.left_out.append(f"{'another graph' if name == 'graph' else name} (line {line})")
 
@@ -158,8 +158,8 @@ class _Reader:
     def _end(self, _: str) -> None:
         name, values, line = self.open.pop()
         text = "".join(self.text).strip()
-        if self.passed_over:
-            self.passed_over -= 1
+        if self.skip_depth:
+            self.skip_depth -= 1
         elif name == "default" and self.open[-1][0] == "key":
             self.keys[self.open[-1][1].get("id", "")].default = text
         elif name in ("desc", "NodeLabel", "EdgeLabel") and self.owners:
@@ -172,7 +172,7 @@ class _Reader:
             self.owners.pop()
 
     def finish(self) -> None:
-        """Give each element its attributes: keys may be declared behind the graph, and have defaults."""
+        """Assign attributes and defaults to elements: keys may be declared after the graph."""
         assert self.graph is not None
         for attributes, key, text, line in self.data:
             declared = self.keys.get(key)
@@ -197,7 +197,7 @@ _TOKEN = re.compile(
 )
 _EXPECTED = "GML: keys with a number, a text in quotes or a list in brackets"
 Pairs = list[tuple[str, Any, int]]
-"""A list's keys, values and lines; a value is a number, a text or another list."""
+"""The keys, values and lines of a list; a value is a number, a text or another list."""
 
 
 @dataclass(frozen=True)
@@ -208,10 +208,10 @@ class _Token:
 
 
 def parse_gml(path: Path, text: str) -> Graph:
-    """Return the graph of a GML file.
+    """Parse a GML file.
 
     Raises:
-        BadInput: The text is no GML, has no graph, two nodes have one id, or an edge ends at no node.
+        BadInput: The text is not GML, has no graph, a node id is duplicated, or an edge has no node.
     """
     tokens = _tokens(path, text)
     document = _pairs(path, tokens, None)
@@ -251,7 +251,7 @@ def _tokens(path: Path, text: str) -> Iterator[_Token]:
 
 
 def _pairs(path: Path, tokens: Iterator[_Token], opened: _Token | None) -> Pairs:
-    """Return the pairs up to the bracket that closes this list, or up to the file's end for the outermost one."""
+    """Return the pairs up to this list's closing bracket; for the outermost list, up to the end of the file."""
     found: Pairs = []
     for key in tokens:
         if key.kind == "close" and opened is not None:
@@ -278,7 +278,7 @@ def _scalar(text: str) -> Any:
 
 
 def _attributes(pairs: Pairs, *structure: str) -> dict[str, Any]:
-    """Return attributes by name, lists in lists flattened; of a name that comes twice all values, in a list."""
+    """Return attributes by name, with nested lists flattened; a repeated name has a list of values."""
     found: dict[str, list[Any]] = {}
     for key, value, _ in pairs:
         if key in structure:

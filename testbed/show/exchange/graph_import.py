@@ -1,4 +1,4 @@
-"""Import a network from a GraphML or GML file: interpret and check its attributes."""
+"""Import of a network from GraphML or GML: interprets and checks the file's attributes."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from testbed.show.exchange.graph_attributes import (
     Graph,
     Quantity,
     check_units,
-    counted,
+    count_text,
     fibre_s,
-    figures,
+    find_figures,
     great_circle_km,
     is_plausible,
-    known_unit,
     least_km,
     number,
     place_of,
+    unit_factor,
 )
 from testbed.show.exchange.graph_files import OWN, parse_gml, parse_graphml, standard_attributes
 from testbed.show.exchange.imported_graph import (
@@ -47,10 +47,10 @@ LIGHT_S_PER_KM = 1 / 299_792.458
 
 
 def read_graph(path: Path, given: ImportDefaults) -> ImportedNetwork:
-    """Return the network of a GraphML or GML file, told apart by its first character.
+    """Return the network of a GraphML or GML file, distinguished by its first character.
 
     Raises:
-        BadInput: The file is neither, contradicts itself, or a unit that the user gave is of no attribute.
+        BadInput: The file is neither, is inconsistent, or has no attribute for a unit that the user gave.
     """
     check_units(given.units)
     content = path.read_bytes()
@@ -58,7 +58,7 @@ def read_graph(path: Path, given: ImportDefaults) -> ImportedNetwork:
         graph = parse_graphml(path, content)
     else:
         graph = parse_gml(path, _decoded(content))
-    return _Reading(path, graph, given).found()
+    return _Reading(path, graph, given).network()
 
 
 def _decoded(content: bytes) -> str:
@@ -70,17 +70,17 @@ def _decoded(content: bytes) -> str:
 
 @dataclass
 class _Reading:
-    """One graph on its way to a network."""
+    """The conversion of one graph to a network."""
 
     path: Path
     graph: Graph
     given: ImportDefaults
     places: dict[str, tuple[float, float]] = field(default_factory=dict)
     units: dict[str, str] = field(default_factory=dict)
-    refusals: dict[str, str] = field(default_factory=dict)
+    rejections: dict[str, str] = field(default_factory=dict)
     kept: set[str] = field(default_factory=set)
 
-    def found(self) -> ImportedNetwork:
+    def network(self) -> ImportedNetwork:
         """Return the network, with all that was left out or assumed."""
         elements = [*self.graph.nodes.values(), *self.graph.edges]
         self.units = dict(self.given.units)
@@ -133,41 +133,43 @@ class _Reading:
         rate = self._best(node, CARD_RATE)
         own = _own(node)
         if own is not None and _hosts_and_rate(own) != (hosts, rate):
-            node.reject(OWN, "hosts or nic_rate were changed since, and count")
+            node.reject(OWN, "hosts or nic_rate were changed since and take precedence")
             own = None
         return Node(label, None if hosts is None else int(hosts), rate, own=own)
 
     def _edges(self, found: ImportedNetwork) -> Iterator[Edge]:
-        """Yield a link for each edge, but one for two directed edges that lead there and back."""
-        waiting: dict[tuple[str, ...], list[int]] = defaultdict(list)
-        made: list[Edge] = []
-        alone: dict[int, Element] = {}
+        """Yield a link for each undirected edge, and for each pair of opposite directed edges."""
+        unpaired: dict[tuple[str, ...], list[int]] = defaultdict(list)
+        edges: list[Edge] = []
+        unpaired_elements: dict[int, Element] = {}
         for element in self.graph.edges:
             a, b = element.ends
             if a == b or a not in self.kept:
-                made.append(Edge(a, b))
+                edges.append(Edge(a, b))
                 continue
             edge = self._edge(element)
             if not element.directed:
-                made.append(edge)
-            elif waiting[b, a]:
-                position = waiting[b, a].pop(0)
-                there, own = made[position], made[position].own
+                edges.append(edge)
+            elif unpaired[b, a]:
+                position = unpaired[b, a].pop(0)
+                there, own = edges[position], edges[position].own
                 if own != edge.own:
-                    for one in (element, alone[position]):
-                        one.reject(OWN, "the edges of both directions do not have the same")
+                    for one in (element, unpaired_elements[position]):
+                        one.reject(OWN, "the edges of both directions differ")
                     own = None
-                alone.pop(position)
-                made[position] = replace(there, b_to_a=edge.a_to_b, own=own)
+                unpaired_elements.pop(position)
+                edges[position] = replace(there, b_to_a=edge.a_to_b, own=own)
             else:
-                waiting[a, b].append(len(made))
-                alone[len(made)] = element
-                made.append(edge)
-        if alone:
-            first = next(iter(alone.values()))
-            what = f"{counted(len(alone), 'directed edge')} without one back, such as {first.name}"
-            found.assumed.append(f"{what}: both directions are alike")
-        yield from (edge for _, edge in sorted(enumerate(made), key=lambda entry: (entry[1].order, entry[0])))
+                unpaired[a, b].append(len(edges))
+                unpaired_elements[len(edges)] = element
+                edges.append(edge)
+        if unpaired_elements:
+            first = next(iter(unpaired_elements.values()))
+            what = f"{count_text(len(unpaired_elements), 'directed edge')} without one back, such as {first.name}"
+            found.assumed.append(f"{what}: both directions get the same settings")
+        yield from (
+            edge for _, edge in sorted(enumerate(edges), key=lambda entry: (entry[1].order, entry[0]))
+        )
 
     def _edge(self, element: Element) -> Edge:
         way = LinkDirection(
@@ -190,7 +192,7 @@ class _Reading:
         return Edge(a, b, way, way, own, int(planes), order or 0.0, hint)
 
     def _own_link(self, element: Element, way: LinkDirection, planes: int) -> Mapping[str, Any] | None:
-        """Return the link as a topology file had it, unless somebody changed what other programs see of it."""
+        """Return the link as a topology file had it, unless its standard attributes have changed."""
         from testbed.spec.links import WanSpec  # noqa: PLC0415
 
         if (own := _own(element)) is None:
@@ -198,19 +200,19 @@ class _Reading:
         try:
             link = WanSpec.model_validate(own)
         except ValueError:
-            element.reject(OWN, "it is no link of a topology file")
+            element.reject(OWN, "it is not a link of a topology file")
             return None
         standard = standard_attributes(
             link.a_to_b.rate_bps or link.rate_bps, link.a_to_b.delay_s, link.delay_s
         )
         now = {"LinkSpeedRaw": way.rate_bps, "delay_s": way.delay_s}
         if standard != now or link.planes != planes or {link.a, link.b} != set(element.ends):
-            element.reject(OWN, "rate, delay, planes or ends were changed since, and count")
+            element.reject(OWN, "rate, delay, planes or ends were changed since and take precedence")
             return None
         return own
 
     def _place_names(self, node: Element) -> tuple[str | None, str | None]:
-        """Return the attributes that are a node's latitude and longitude, which OSMnx calls y and x."""
+        """Return the attributes with a node's latitude and longitude, which OSMnx calls y and x."""
         names = node.named("latitude", "lat"), node.named("longitude", "lon", "lng", "long")
         crs = self.graph.own.attributes.get("crs")
         if names == (None, None) and str(crs).lower() == "epsg:4326":
@@ -225,7 +227,7 @@ class _Reading:
         return None if chosen is None else chosen[1]
 
     def _delay_s(self, element: Element) -> float | None:
-        """Return the delay by an attribute, else by a length, else by the places of both ends."""
+        """Return the delay from an attribute, else from a length, else from the places of both ends."""
         a, b = element.ends
         if a not in self.places or b not in self.places:
             chosen = self._choose(element, (DELAY, LENGTH), "" if self.given.delay_s is None else "--delay")
@@ -247,33 +249,33 @@ class _Reading:
         otherwise: str = "",
         away_km: float | None = None,
     ) -> tuple[Quantity, float] | None:
-        """Return the first usable figure, and note of each other one why it does not count.
+        """Return the first usable figure, and note why each other one does not count.
 
         Args:
             element: A node or an edge.
-            quantities: The kinds of figures that would do, best first.
-            otherwise: What counts where there is no usable one.
-            away_km: How far an edge's ends are from each other, where that is known.
+            quantities: The acceptable kinds of figures, best first.
+            otherwise: What applies if there is no usable one.
+            away_km: Distance between an edge's ends, if known.
         """
         chosen: tuple[str, Quantity, float] | None = None
-        refused: list[tuple[str, str]] = []
+        rejected: list[tuple[str, str]] = []
         for quantity in quantities:
-            for figure in figures(element, quantity, self.units):
+            for figure in find_figures(element, quantity, self.units):
                 value, reason = self._value(figure, quantity, away_km)
                 if value is None:
-                    refused.append((figure.name, reason))
+                    rejected.append((figure.name, reason))
                 elif chosen is None:
                     chosen = figure.name, quantity, value
                     element.use(figure.name)
                 elif quantity is chosen[1] and math.isclose(value, chosen[2], rel_tol=1e-6):
                     element.use(figure.name)
                 else:
-                    refused.append((figure.name, ""))
+                    rejected.append((figure.name, ""))
         if "LinkSpeed" in element.used:
             element.use("LinkSpeedUnits")
-        stands = chosen[0] if chosen else otherwise
-        for name, reason in refused:
-            element.reject(name, "; ".join(filter(None, (reason, stands and f"{stands} stands"))))
+        chosen_name = chosen[0] if chosen else otherwise
+        for name, reason in rejected:
+            element.reject(name, "; ".join(filter(None, (reason, chosen_name and f"{chosen_name} stands"))))
         return chosen[1:] if chosen else None
 
     def _value(
@@ -283,23 +285,23 @@ class _Reading:
         if figure.problem:
             return None, figure.problem
         if not figure.unit:
-            reason = self.refusals.get(figure.name, "a number without a unit")
+            reason = self.rejections.get(figure.name, "a number without a unit")
             return None, f"{reason}, --unit {figure.name}={quantity.example} would say one"
-        factor = known_unit(figure.unit, quantity)
+        factor = unit_factor(figure.unit, quantity)
         assert factor is not None
         value = figure.value if factor == 1 else float(f"{figure.value * factor:.15g}")
         if not quantity.least <= value <= quantity.most:
             return None, f"{figure.value:g} {figure.unit} is impossible"
         least = least_km(away_km or 0.0) * (LIGHT_S_PER_KM if quantity is DELAY else 1.0)
         if quantity in (DELAY, LENGTH) and value < least:
-            return None, "impossible, for a link is not shorter than the great circle between its ends"
+            return None, "impossible: shorter than the great circle between its ends"
         return value, ""
 
     def _guess_length_units(self, found: ImportedNetwork) -> None:
-        """Find the unit of lengths that have none: the only one of km and m that the places of all ends allow."""
+        """Infer the unit of lengths without one: km or m, if only one is consistent with the places of all ends."""
         lengths: dict[str, list[tuple[Element, float]]] = defaultdict(list)
         for element in self.graph.edges:
-            for figure in figures(element, LENGTH, self.units):
+            for figure in find_figures(element, LENGTH, self.units):
                 if not (figure.unit or figure.problem) and element.ends[0] != element.ends[1]:
                     lengths[figure.name].append((element, figure.value))
         for name, entries in lengths.items():
@@ -319,11 +321,11 @@ class _Reading:
             if len(fitting) == 1:
                 self.units[name] = fitting[0]
                 if fitting == ["m"]:
-                    found.assumed.append(f"{name} of {counted(len(entries), 'edge')} is in m")
+                    found.assumed.append(f"{name} of {count_text(len(entries), 'edge')} is in m")
             else:
                 value, away_km = max(checked, key=lambda entry: entry[1] / max(entry[0], 1e-9))
                 fit = "both km and m fit" if fitting else "neither km nor m fit"
-                self.refusals[name] = f"{fit} it ({value:g} where {away_km:.0f} km are between places)"
+                self.rejections[name] = f"{fit} it ({value:g} where {away_km:.0f} km are between places)"
 
 
 def _is_hyperedge(node: Element) -> bool:

@@ -1,4 +1,4 @@
-"""A network from another tool's file, and the topology made of it."""
+"""A network imported from another tool's file, and its conversion to a topology."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed.errors import BadInput, did_you_mean
-from testbed.show.exchange.graph_attributes import counted
+from testbed.show.exchange.graph_attributes import count_text
 from testbed.spec.buildings import TRANSIT_KEYS
 from testbed.spec.units import format_duration, format_fraction, format_rate
 
@@ -19,11 +19,11 @@ LONGEST_NAME = 12
 
 @dataclass(frozen=True)
 class ImportDefaults:
-    """What counts where the file says nothing: of links (None: it has to), and of buildings.
+    """Defaults where a file says nothing. For links, None makes the value required.
 
-    hosts: of each building; or by building, which counts whatever the file says, and the others that it says nothing of
-    are transit sites. None: one each, and none where the file has hosts of other buildings.
-    units: units of a graph's attributes whose values have none, by the attributes' names.
+    hosts: per building, or by building. Given by building it overrides the file, and other buildings without a number
+    become transit sites. None: one each, or zero if the file has hosts for other buildings.
+    units: units of graph attributes whose values have none, by attribute name.
     """
 
     rate_bps: float | None = None
@@ -34,7 +34,7 @@ class ImportDefaults:
 
 
 def parse_hosts(text: str) -> int | dict[str, int]:
-    """Read how many hosts buildings have: "8" for each of them, or by name, "east=8,west=8". BadInput."""
+    """Parse a number of hosts: "8" for each building, or by name, "east=8,west=8". Raises BadInput."""
     expected = 'a number, or numbers by building, such as "east=8,west=8"'
     if text.isdecimal():
         return int(text)
@@ -51,7 +51,7 @@ def parse_hosts(text: str) -> int | dict[str, int]:
 
 @dataclass(frozen=True)
 class LinkDirection:
-    """One direction of an edge; None: the file says nothing."""
+    """One direction of an edge; None if the file says nothing."""
 
     rate_bps: float | None = None
     delay_s: float | None = None
@@ -65,10 +65,10 @@ class Edge:
     """A link between two nodes, by their ids.
 
     Attributes:
-        own: The WAN link as a topology file has it, where it came from one; its ends are the nodes' ids.
-        planes: How many there are of it.
-        order: Links come in this order, then in the file's.
-        hint: What the file says of rate or delay that could not be used.
+        own: The WAN link of a topology file, if the graph was exported from one; its ends are the nodes' ids.
+        planes: Number of parallel links.
+        order: Sort key of links, before the file's order.
+        hint: What the file says on rate or delay that could not be used.
     """
 
     a: str
@@ -83,7 +83,7 @@ class Edge:
 
 @dataclass(frozen=True)
 class Node:
-    """label: for its name. own: the building as a topology file has it. kind: what its file calls such nodes."""
+    """A node. own: the building of a topology file, if exported from one. kind: the file's term for such nodes."""
 
     label: str
     hosts: int | None = None
@@ -95,12 +95,12 @@ class Node:
 
 @dataclass
 class ImportedNetwork:
-    """A network of one file.
+    """A network from one file.
 
     Attributes:
-        left_out: What of the file is in no topology, in words.
+        left_out: What of the file is not in the topology, in words.
         assumed: What the file does not say, in words.
-        labels: What the file calls each building, where that is not its name, once there is a topology.
+        labels: The file's label of each building, if different from its name; set by `topology`.
     """
 
     path: Path
@@ -113,8 +113,11 @@ class ImportedNetwork:
     labels: dict[str, str] = field(default_factory=dict)
 
     def topology(self, given: ImportDefaults) -> dict[str, Any]:
-        """As a topology file has it. BadInput where an edge has no rate or delay, and none is given."""
-        self._leave_out_what_is_apart()
+        """Convert to the content of a topology file.
+
+        Raises BadInput for an edge without a rate or delay, neither its own nor by default.
+        """
+        self._keep_largest_part()
         names = _names({key: node.label for key, node in self.nodes.items()})
         self.labels = {names[key]: _title(names[key], node) for key, node in self.nodes.items()}
         hosts = self._hosts(names, given)
@@ -125,19 +128,19 @@ class ImportedNetwork:
             if edge.own is not None:
                 wan.append({**edge.own, "a": names[edge.own["a"]], "b": names[edge.own["b"]]})
                 continue
-            made = {**ends, **self._link(edge, given)}
-            turned = {**made, "a": ends["b"], "b": ends["a"]}
-            alike = next((own for own in wan if _without_planes(own) in (made, turned)), None)
-            if alike is not None and "a_to_b" not in made:
-                alike["planes"] = alike.get("planes", 1) + edge.planes
+            entry = {**ends, **self._link(edge, given)}
+            reversed_entry = {**entry, "a": ends["b"], "b": ends["a"]}
+            existing = next((own for own in wan if _without_planes(own) in (entry, reversed_entry)), None)
+            if existing is not None and "a_to_b" not in entry:
+                existing["planes"] = existing.get("planes", 1) + edge.planes
             else:
-                wan.append(made if edge.planes == 1 else {**made, "planes": edge.planes})
+                wan.append(entry if edge.planes == 1 else {**entry, "planes": edge.planes})
         mtu = {} if self.mtu is None else {"mtu": self.mtu}
         return {"name": _file_name(self.name or self.path.stem), **mtu, "buildings": buildings, "wan": wan}
 
     def _hosts(self, names: Mapping[str, str], given: ImportDefaults) -> dict[str, int]:
-        """How many hosts nodes have for which the file does not say it, or `given` says it by name. BadInput."""
-        open_ = [key for key, node in self.nodes.items() if node.own is None and node.hosts is None]
+        """Return hosts per node where the file does not say, or `given` does by name. Raises BadInput."""
+        unset = [key for key, node in self.nodes.items() if node.own is None and node.hosts is None]
         if isinstance(given.hosts, Mapping):
             keys = {**{node.label: key for key, node in self.nodes.items()}, **_inverse(names)}
             for name in given.hosts:
@@ -147,15 +150,15 @@ class ImportedNetwork:
                         got=name,
                         expected=f"a building: {did_you_mean(name, _inverse(names))}",
                     )
-            return dict.fromkeys(open_, 0) | {keys[name]: count for name, count in given.hosts.items()}
+            return dict.fromkeys(unset, 0) | {keys[name]: count for name, count in given.hosts.items()}
         if given.hosts is not None:
-            return dict.fromkeys(open_, given.hosts)
-        if len(open_) == len(self.nodes):
-            return dict.fromkeys(open_, 1)
-        if open_:
-            shown = ", ".join(names[key] for key in open_)
-            self.assumed.append(f"no hosts in {shown}, of which the file says nothing; --hosts says it")
-        return dict.fromkeys(open_, 0)
+            return dict.fromkeys(unset, given.hosts)
+        if len(unset) == len(self.nodes):
+            return dict.fromkeys(unset, 1)
+        if unset:
+            shown = ", ".join(names[key] for key in unset)
+            self.assumed.append(f"no hosts in {shown}, since the file does not say; set them with --hosts")
+        return dict.fromkeys(unset, 0)
 
     def _link(self, edge: Edge, given: ImportDefaults) -> dict[str, Any]:
         ways = [self._settings(edge, way, given) for way in (edge.a_to_b, edge.b_to_a)]
@@ -187,19 +190,19 @@ class ImportedNetwork:
             settings["corrupt"] = format_fraction(way.corrupt)
         return settings
 
-    def _leave_out_what_is_apart(self) -> None:
-        """The largest part that is connected stays; links from a node to itself go."""
+    def _keep_largest_part(self) -> None:
+        """Keep only the largest connected part, and drop links from a node to itself."""
         loops = [edge for edge in self.edges if edge.a == edge.b]
         if loops:
             where = ", ".join(dict.fromkeys(self.nodes[edge.a].label for edge in loops))
-            self.left_out.append(f"{counted(len(loops), 'link')} from a node to itself: {where}")
+            self.left_out.append(f"{count_text(len(loops), 'link')} from a node to itself: {where}")
         self.edges = [edge for edge in self.edges if edge.a != edge.b]
         if not self.nodes:
             raise BadInput(where=str(self.path), got="no node", expected="a network")
         kept = largest_part(self.nodes, [(edge.a, edge.b) for edge in self.edges])
-        apart = sorted({node.label for key, node in self.nodes.items() if key not in kept})
-        if apart:
-            self.left_out.append(f"nodes that no link joins to the largest part: {', '.join(apart)}")
+        unconnected = sorted({node.label for key, node in self.nodes.items() if key not in kept})
+        if unconnected:
+            self.left_out.append(f"nodes without a link to the largest part: {', '.join(unconnected)}")
         self.nodes = {key: node for key, node in self.nodes.items() if key in kept}
         self.edges = [edge for edge in self.edges if edge.a in kept]
 
@@ -210,7 +213,7 @@ def _title(name: str, node: Node) -> str:
 
 
 def _building(node: Node, given: ImportDefaults, hosts: int | None) -> dict[str, Any]:
-    """Return the building as a topology file has it. hosts: in place of what the file says."""
+    """Return the building's entry of a topology file. hosts: overrides the file."""
     if hosts is None and node.own is not None:
         return dict(node.own)
     own = node.own or {}
@@ -219,8 +222,8 @@ def _building(node: Node, given: ImportDefaults, hosts: int | None) -> dict[str,
         return {"hosts": 0, **{key: own[key] for key in TRANSIT_KEYS if key in own and key != "hosts"}}
     rate = given.nic_bps if node.nic_bps is None else node.nic_bps
     delay = {"delay": format_duration(node.nic_delay_s)} if node.nic_delay_s else {}
-    made = {"hosts": count, "nic": {"rate": format_rate(rate), **delay}}
-    return {**made, **own, "hosts": count}
+    entry = {"hosts": count, "nic": {"rate": format_rate(rate), **delay}}
+    return {**entry, **own, "hosts": count}
 
 
 def _inverse(names: Mapping[str, str]) -> dict[str, str]:
@@ -232,7 +235,7 @@ def _without_planes(link: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def largest_part(nodes: Iterable[str], links: Sequence[tuple[str, str]]) -> set[str]:
-    """Return the nodes of the largest part that links connect; of equally large ones the last."""
+    """Return the nodes of the largest connected part; of equally large ones the last."""
     near: dict[str, set[str]] = defaultdict(set)
     for a, b in links:
         near[a].add(b)
@@ -242,11 +245,11 @@ def largest_part(nodes: Iterable[str], links: Sequence[tuple[str, str]]) -> set[
     for key in nodes:
         if key in seen:
             continue
-        part, open_ = {key}, [key]
-        while open_:
-            more = near[open_.pop()] - part
+        part, unvisited = {key}, [key]
+        while unvisited:
+            more = near[unvisited.pop()] - part
             part |= more
-            open_.extend(more)
+            unvisited.extend(more)
         seen |= part
         if len(part) >= len(largest):
             largest = part
@@ -254,7 +257,7 @@ def largest_part(nodes: Iterable[str], links: Sequence[tuple[str, str]]) -> set[
 
 
 def _names(labels: Mapping[str, str]) -> dict[str, str]:
-    """Of buildings: small letters and digits, each its own, and none that could be another's host."""
+    """Return unique building names of lower-case letters and digits that cannot collide with host names."""
     found: dict[str, str] = {}
     taken: set[str] = set()
     for key, label in labels.items():

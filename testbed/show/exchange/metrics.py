@@ -1,7 +1,7 @@
-"""A run's figures as metrics, for whatever keeps metrics: names, units, labels, values. Pure.
+"""A run's figures as metrics, independent of the output format: names, units, labels, values.
 
-Names are the same in every form: `testbed_step_time_seconds` for Prometheus is `testbed.step_time`, unit `s`, for
-OpenTelemetry. All in real units.
+Names correspond in all formats: `testbed_step_time_seconds` for Prometheus is `testbed.step_time` with unit `s` for
+OpenTelemetry. All units are real ones.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ Labels = Mapping[str, str]
 
 @dataclass(frozen=True)
 class Point:
-    """One value. time_s: seconds since the run's origin; None for a figure of the run as a whole.
+    """One value. time_s: seconds since the run's origin; None for a figure of the whole run.
 
-    Of a summary: value is the sum, of `count` observations, beside quantiles (share and value).
+    In a summary, value is the sum of `count` observations, and quantiles have share and value.
     """
 
     labels: Labels
@@ -36,7 +36,7 @@ class Point:
 
 @dataclass
 class Metric:
-    """Values of one kind. unit: as Prometheus spells it at the end of a name, "" for a count or a state."""
+    """Values of one kind. unit: Prometheus' suffix of the name, "" for a count or a state."""
 
     name: str
     unit: str
@@ -46,18 +46,18 @@ class Metric:
 
     @property
     def name_with_unit(self) -> str:
-        """As Prometheus has it, without a prefix: `step_time_seconds`."""
+        """The Prometheus name without prefix: `step_time_seconds`."""
         return f"{self.name}_{self.unit}" if self.unit else self.name
 
 
 class Metrics:
-    """Metrics by name, in the order in which they were first heard of."""
+    """Metrics by name, in order of first use."""
 
     def __init__(self) -> None:
         self._all: dict[str, Metric] = {}
 
     def add(self, name: str, unit: str, help_: str, points: Iterable[Point], kind: Kind = "gauge") -> None:
-        """Points of the metric `name`; what else is said of it counts where it is new."""
+        """Add points to the metric `name`; the other arguments apply if it is new."""
         found = list(points)
         if found:
             self._all.setdefault(name, Metric(name, unit, kind, help_)).points.extend(found)
@@ -67,7 +67,7 @@ class Metrics:
 
 
 def run_metrics(result: Result, readings: Sequence[LinkReading] = ()) -> list[Metric]:
-    """Of a run: of each of its variants; with `readings`, also what every WAN direction had carried along the run."""
+    """Return the metrics of a run and its variants; with `readings`, also the counters of every WAN direction."""
     metrics = Metrics()
     run = {"run": result.folder.name, "scenario": result.scenario}
     told = {**run, "clock": result.clock, "status": result.status}
@@ -76,7 +76,7 @@ def run_metrics(result: Result, readings: Sequence[LinkReading] = ()) -> list[Me
         _add_variant(metrics, variant, {**run, "variant": variant.name})
     for reading in readings:
         labels = {**run, **_direction(reading.link.source, reading.link.target, reading.link.plane)}
-        for name, unit, help_, value, kind in _carried(reading):
+        for name, unit, help_, value, kind in _link_counters(reading):
             metrics.add(name, unit, help_, [Point(labels, value, reading.time_s)], kind)
     return list(metrics)
 
@@ -194,7 +194,7 @@ def _add_link(metrics: Metrics, link: LinkUse, labels: Labels) -> None:
         metrics.add(name, "", help_, [Point(own, count)], "counter")
 
 
-def _carried(reading: LinkReading) -> list[tuple[str, str, str, float, Kind]]:
+def _link_counters(reading: LinkReading) -> list[tuple[str, str, str, float, Kind]]:
     return [
         (
             "link_sent",

@@ -1,4 +1,4 @@
-"""Write a run's metrics to a file for Prometheus, OpenMetrics or OpenTelemetry."""
+"""Export of a run's metrics to a file for Prometheus, OpenMetrics or OpenTelemetry."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ MetricsForm = Literal["prometheus", "openmetrics", "otlp-json"]
 
 
 def export_metrics(folder: Path, form: MetricsForm, output: Path) -> Path:
-    """Writes them to `output`, and returns it. BadInput without the form's package, BadResult.
+    """Write a run's metrics to `output` and return it. Raises BadInput without the form's package, BadResult.
 
-    Moments are placed so that the last one is when the run's folder was made: the virtual clock's own are of no day.
+    Times are shifted so that the last one is when the run's folder was made, since the virtual clock has no date.
     """
     result, manifest = Result.open(folder), Manifest.open(folder)
     readings = [] if form == "prometheus" else read_links(folder / LINKS, result.conversion)
@@ -43,35 +43,35 @@ PREFIX = "testbed"
 
 
 def exposition(metrics: Sequence[Metric], form: Form, origin_s: float, ended_s: float) -> str:
-    """The text of a file. BadInput without the library.
+    """Return the text of a file. Raises BadInput without the library.
 
-    origin_s, ended_s: when the run's clock was at 0, and when the run was over, Unix time in seconds.
+    origin_s, ended_s: start of the run's clock and end of the run, Unix time in seconds.
     """
     try:
         from prometheus_client import generate_latest  # noqa: PLC0415
         from prometheus_client.openmetrics.exposition import generate_latest as generate_open  # noqa: PLC0415
     except ImportError:
-        raise lacking(form, "prometheus-client", "metrics") from None
+        raise missing_package(form, "prometheus-client", "metrics") from None
     moments = (origin_s, ended_s) if form == "openmetrics" else None
-    families = [_family(metric, moments) for metric in metrics if moments or _of_the_whole(metric)]
+    families = [_family(metric, moments) for metric in metrics if moments or _has_run_figures(metric)]
 
     class Collected:
-        """As the library asks for them."""
+        """The collector interface of the library."""
 
         def collect(self) -> Iterator[Any]:
-            """Each metric with its samples."""
+            """Return each metric with its samples."""
             return iter(families)
 
     text: bytes = (generate_open if moments else generate_latest)(Collected())
     return text.decode()
 
 
-def _of_the_whole(metric: Metric) -> bool:
+def _has_run_figures(metric: Metric) -> bool:
     return any(point.time_s is None for point in metric.points)
 
 
 def _family(metric: Metric, moments: tuple[float, float] | None) -> Any:
-    """A metric as the library has it: the samples of one set of labels together, in the order of their times."""
+    """Convert a metric to the library's type; samples with equal labels are together, in order of time."""
     from prometheus_client.metrics_core import Metric as Family  # noqa: PLC0415
 
     family = Family(f"{PREFIX}_{metric.name_with_unit}", metric.help, metric.kind, metric.unit)
@@ -95,7 +95,7 @@ def _moment(point: Point, moments: tuple[float, float] | None) -> float | None:
 
 
 def _samples(metric: Metric, point: Point) -> list[tuple[str, dict[str, str], float]]:
-    """Suffix of the name, further labels, value."""
+    """Return the suffix of the name, additional labels, and value."""
     if metric.kind == "counter":
         return [("_total", {}, point.value)]
     if metric.kind == "gauge":
@@ -113,19 +113,19 @@ UNITS = {
     "per_second": "1/s",
     "joules": "J",
 }
-"""By Prometheus' words, in the Unified Code for Units of Measure."""
+"""Units of the Unified Code for Units of Measure by Prometheus' names."""
 CUMULATIVE = 2  # AGGREGATION_TEMPORALITY_CUMULATIVE
 
 
 def otlp_json(metrics: Sequence[Metric], origin_s: float, ended_s: float) -> str:
-    """The text of a file. BadInput without the package.
+    """Return the text of a file. Raises BadInput without the package.
 
-    origin_s, ended_s: when the run's clock was at 0, and when the run was over, Unix time in seconds.
+    origin_s, ended_s: start of the run's clock and end of the run, Unix time in seconds.
     """
     try:
         from opentelemetry.proto.metrics.v1 import metrics_pb2 as messages  # noqa: PLC0415
     except ImportError:
-        raise lacking("otlp-json", "opentelemetry-proto", "metrics") from None
+        raise missing_package("otlp-json", "opentelemetry-proto", "metrics") from None
     data = messages.MetricsData()
     resource = data.resource_metrics.add()
     _add_attributes(resource.resource.attributes, {"service.name": "testbed", "service.version": VERSION})
@@ -133,7 +133,7 @@ def otlp_json(metrics: Sequence[Metric], origin_s: float, ended_s: float) -> str
     scope.scope.name, scope.scope.version = "testbed", VERSION
     for metric in metrics:
         _add_metric(scope.metrics.add(), metric, origin_s, ended_s)
-    # integers of 64 bits become text, enumerations numbers, as the form has them
+    # OTLP/JSON requires 64-bit integers as text and enumerations as numbers
     document = MessageToDict(data, use_integers_for_enums=True)
     return json.dumps(document, ensure_ascii=False, separators=(",", ":")) + "\n"
 
@@ -173,8 +173,8 @@ def _nanoseconds(moment_s: float) -> int:
     return round(moment_s * 1e9)
 
 
-def lacking(form: str, package: str, extra: str) -> BadInput:
-    """What `--to FORM` raises where its package cannot be imported."""
+def missing_package(form: str, package: str, extra: str) -> BadInput:
+    """Return the error of `--to FORM` if its package cannot be imported."""
     return BadInput(
         where=f"--to {form}",
         got=f"no {package} installed",

@@ -1,7 +1,7 @@
-"""Export a topology for Mininet and containerlab, as plain Linux hosts and routers.
+"""Export of a topology to Mininet and containerlab, as plain Linux hosts and routers.
 
-For programs that bring no controller: one router per building, its hosts plugged straight into it, static routes over
-the shortest ways, parallel links by turns. No switch floods, so that links may form loops.
+These programs bring no controller. So each building is one router with its hosts attached, and static routes follow
+shortest paths, with ECMP over parallel links. No switch floods, so links may form loops.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from testbed.spec.link_direction import Direction
 from testbed.spec.scale import Scale
 from testbed.spec.topology import Topology, TopologySpec
 
-GATEWAY = "169.254.1.1"  # of every host: an address of every router, on no interface of its own
+GATEWAY = "169.254.1.1"  # of every host: on the loopback of every router
 
 
 @dataclass(frozen=True)
 class Port:
-    """An interface: of which node, and what leaves it."""
+    """An interface of a node, and the shaping of what it sends."""
 
     node: str
     number: int
@@ -36,7 +36,7 @@ class Port:
 
 @dataclass(frozen=True)
 class Cable:
-    """Two ports, each shaping what it sends."""
+    """Two ports, each of which shapes what it sends."""
 
     a: Port
     b: Port
@@ -45,9 +45,9 @@ class Cable:
 
 @dataclass(frozen=True)
 class RoutedNetwork:
-    """hosts: their addresses.
+    """A network of hosts and routers.
 
-    commands: for each node, once its interfaces are there; `{N}` stands for the name of its interface number N.
+    hosts: addresses by name. commands: per node, to run once its interfaces exist; `{N}` is the name of interface N.
     """
 
     name: str
@@ -60,15 +60,15 @@ class RoutedNetwork:
 
 
 def fitting_scale(spec: TopologySpec, most_bps: float) -> float:
-    """By what rates are divided so that none is above this; 1 where none is."""
+    """Return the divisor that brings all rates to at most `most_bps`; 1 if none is above."""
     topology = spec.resolve()
     rates = [host.nic.rate_bps for host in topology.hosts]
     rates += [way.rate_bps for link in topology.wan for _, _, way in link.directions]
     return max(1.0, max(rates) / most_bps)
 
 
-def routed(spec: TopologySpec, size_scale: float) -> RoutedNetwork:
-    """Rates divided by this."""
+def build_routed_network(spec: TopologySpec, size_scale: float) -> RoutedNetwork:
+    """Build the network, with rates divided by `size_scale`."""
     topology = spec.resolve(Scale(size_scale))
     count: dict[str, int] = {}
 
@@ -121,8 +121,8 @@ def _address(link: int, end: int) -> str:
     return f"10.254.{link}.{end}"
 
 
-def shape_of(way: Direction) -> dict[str, Any]:
-    """What programs take: bit/s, microseconds, percent, bytes."""
+def shape_settings(way: Direction) -> dict[str, Any]:
+    """Return a direction's settings in bit/s, microseconds, percent and bytes."""
     return {
         "rate_bps": round(way.rate_bps),
         "delay_us": round(way.delay_s * 1e6),
@@ -132,43 +132,43 @@ def shape_of(way: Direction) -> dict[str, Any]:
     }
 
 
-def lost(spec: TopologySpec) -> Iterator[str]:
-    """What of a topology plain routers do not have, in words."""
+def list_losses(spec: TopologySpec) -> Iterator[str]:
+    """Yield what of a topology plain routers lack, in words."""
     topology = spec.resolve()
     if any(building.clos for building in spec.buildings.values()):
-        yield "tiers of switches inside buildings: one router stands for them"
+        yield "tiers of switches inside buildings: replaced by one router"
     if any(building.nodes for building in spec.buildings.values()):
-        yield "inference nodes: hosts and cards are alike, on one router"
+        yield "inference nodes: their hosts are all on one router"
     if any(building.region for building in spec.buildings.values()):
         yield "regions"
     if any(host.hardware != UNSET_HARDWARE for host in topology.hosts):
-        yield "what computes in hosts"
+        yield "hosts' accelerators"
     if any(building.switching == "cut_through" for building in spec.buildings.values()):
-        yield "switches that cut through: routers have all of a frame first"
-    ways = [way for link in topology.wan for _, _, way in link.directions]
-    if any(way.duplicate or way.reorder or way.corrupt for way in ways):
-        yield "packets that arrive twice, overtake, or are corrupt"
-    if any(way.loss_bursts for way in ways):
-        yield "bursts of loss: lost at random, as many"
-    if any(way.ecn_bytes for way in ways):
-        yield "queues that mark packets (ECN)"
+        yield "cut-through switching: routers store and forward"
+    directions = [way for link in topology.wan for _, _, way in link.directions]
+    if any(way.duplicate or way.reorder or way.corrupt for way in directions):
+        yield "duplication, reordering and corruption of packets"
+    if any(way.loss_bursts for way in directions):
+        yield "bursts of loss: as many losses at random"
+    if any(way.ecn_bytes for way in directions):
+        yield "ECN marks"
     if topology.pauses:
-        yield "switches that pause who sends to them: queues drop what they cannot hold"
+        yield "pause frames of switches: queues drop instead"
 
 
 def shortest_s(topology: Topology) -> dict[tuple[str, str], float]:
-    """Seconds one way, from building to building."""
+    """Return the shortest one-way delay between each two buildings, in seconds."""
     return {
         (source, target): delay_s
         for source in (building.name for building in topology.buildings)
-        for target, (delay_s, _) in _from(topology, source).items()
+        for target, (delay_s, _) in _shortest_paths(topology, source).items()
     }
 
 
 def next_links(topology: Topology, source: str) -> Mapping[str, list[int]]:
-    """For each other building: numbers of the links, parallel ones together, by which a packet leaves `source`."""
+    """Return, per other building, the numbers of the links by which packets leave `source`, parallel ones together."""
     found: dict[str, list[int]] = {}
-    for target, (_, neighbour) in _from(topology, source).items():
+    for target, (_, neighbour) in _shortest_paths(topology, source).items():
         if target != source:
             found[target] = [
                 number for number, link in enumerate(topology.wan) if {link.a, link.b} == {source, neighbour}
@@ -176,32 +176,32 @@ def next_links(topology: Topology, source: str) -> Mapping[str, list[int]]:
     return found
 
 
-def _from(topology: Topology, source: str) -> dict[str, tuple[float, str]]:
-    """By building: how long the way there is, and the neighbour that it goes by; of equals the first by name."""
-    ways: dict[str, dict[str, float]] = defaultdict(dict)
+def _shortest_paths(topology: Topology, source: str) -> dict[str, tuple[float, str]]:
+    """Return, per building, the shortest delay and the next hop; ties go to the first by name."""
+    delays: dict[str, dict[str, float]] = defaultdict(dict)
     for link in topology.wan:
         for here, there, way in link.directions:
-            ways[here][there] = min(way.delay_s, ways[here].get(there, way.delay_s))
+            delays[here][there] = min(way.delay_s, delays[here].get(there, way.delay_s))
     found: dict[str, tuple[float, str]] = {}
-    open_ = [(0.0, 0, source, source)]
-    while open_:
-        delay_s, hops, here, first = heapq.heappop(open_)
+    heap = [(0.0, 0, source, source)]
+    while heap:
+        delay_s, hops, here, first = heapq.heappop(heap)
         if here in found:
             continue
         found[here] = delay_s, first
-        for there, own_s in ways[here].items():
+        for there, own_s in delays[here].items():
             if there not in found:
-                heapq.heappush(open_, (delay_s + own_s, hops + 1, there, there if here == source else first))
+                heapq.heappush(heap, (delay_s + own_s, hops + 1, there, there if here == source else first))
     return found
 
 
-MININET_MOST_BPS = 1e9  # Mininet's TCLink takes no more
+MININET_MOST_BPS = 1e9  # limit of Mininet's TCLink
 
 SCRIPT = '''#!/usr/bin/env python3
-"""The network {name} for Mininet: a router for each building, its hosts plugged into it, links between routers.
+"""The network {name} for Mininet: a router per building with its hosts, and links between routers.
 
-    sudo python3 {file}            # and a prompt
-    sudo python3 {file} --ping     # every host from every other one
+    sudo python3 {file}            # opens Mininet's prompt
+    sudo python3 {file} --ping     # pings between all hosts
 
 Rates are divided by {scale:g}. Made by `testbed export`.
 """
@@ -224,7 +224,7 @@ NETWORK = json.loads("""
 
 
 def shape(port):
-    """As TCLink takes it; netem's limit counts packets under way as well as those that wait."""
+    """Return TCLink's parameters; netem's limit counts packets in flight as well as queued ones."""
     waiting = port["queue_bytes"] + port["rate_bps"] * port["delay_us"] / 8e6
     return {{
         "bw": port["rate_bps"] / 1e6,
@@ -236,7 +236,7 @@ def shape(port):
 
 
 def build():
-    """The network, with its addresses and routes."""
+    """Build the network with its addresses and routes."""
     net = Mininet(controller=None, link=TCLink)
     for name in NETWORK["routers"]:
         net.addHost(name, cls=Node, ip=None)
@@ -263,7 +263,7 @@ def build():
 
 
 def main():
-    """Up, used, and down again."""
+    """Start the network, use it, and stop it."""
     setLogLevel("info")
     net = build()
     try:
@@ -282,31 +282,31 @@ if __name__ == "__main__":
 
 
 def export_mininet(spec: TopologySpec, path: Path, size_scale: float | None = None) -> list[str]:
-    """To a file; what is left out, in words. size_scale: None for what makes no rate larger than TCLink takes."""
-    made = routed(spec, size_scale or fitting_scale(spec, MININET_MOST_BPS))
+    """Write a Mininet script; return what it leaves out, in words. size_scale: None to fit TCLink's limit."""
+    routed = build_routed_network(spec, size_scale or fitting_scale(spec, MININET_MOST_BPS))
     network = {
-        "routers": made.routers,
-        "hosts": made.hosts,
-        "cables": [[_port(cable.a), _port(cable.b)] for cable in made.cables],
-        "commands": made.commands,
+        "routers": routed.routers,
+        "hosts": routed.hosts,
+        "cables": [[_port(cable.a), _port(cable.b)] for cable in routed.cables],
+        "commands": routed.commands,
     }
     text = SCRIPT.format(
-        name=made.name,
+        name=routed.name,
         file=path.name,
-        scale=made.size_scale,
+        scale=routed.size_scale,
         network=json.dumps(network, indent=1).replace("\\", "\\\\"),
     )
     path.write_text(text)
     path.chmod(0o755)
-    notes = list(lost(spec))
-    if made.size_scale != 1:
-        notes.append(f"rates, which are divided by {made.size_scale:g}")
+    notes = list(list_losses(spec))
+    if routed.size_scale != 1:
+        notes.append(f"rates, which are divided by {routed.size_scale:g}")
     notes.append("packets of more than 1500 bytes")
     return notes
 
 
 def _port(port: Port) -> dict[str, Any]:
-    return {"node": port.node, "number": port.number, **shape_of(port.shape)}
+    return {"node": port.node, "number": port.number, **shape_settings(port.shape)}
 
 
 IMAGE = "ghcr.io/nicolaka/netshoot:latest"  # has iproute2, ping and iperf3
@@ -315,39 +315,39 @@ NETEM_FILE = "netem.sh"
 SCALE_LABEL, KIND_LABEL = "testbed-size-scale", "testbed-kind"
 HOST, BUILDING = "host", "building"
 CONTAINERLAB_MOST_BPS = 1e9
-"""To which rates are divided: a port of a container on a laptop carries about that."""
+"""Limit to which rates are divided: about what a container's port on a laptop carries."""
 
 
 def export_containerlab(
     spec: TopologySpec, folder: Path, size_scale: float | None = None
 ) -> tuple[list[Path], list[str]]:
-    """Files, and what is left out of them. size_scale: None for what makes no rate larger than MOST_BPS."""
+    """Write a lab; return its files and what they leave out. size_scale: None to fit CONTAINERLAB_MOST_BPS."""
     folder.mkdir(parents=True, exist_ok=True)
-    made = routed(spec, size_scale or fitting_scale(spec, CONTAINERLAB_MOST_BPS))
-    nodes = {name: _node(made, name, HOST) for name in made.hosts}
-    nodes |= {name: _node(made, name, BUILDING) for name in made.routers}
-    links = [{"endpoints": [_end(cable.a), _end(cable.b)]} for cable in made.cables]
-    defaults = {"kind": "linux", "image": IMAGE, "labels": {SCALE_LABEL: f"{made.size_scale!r}"}}
-    document = {"name": made.name, "topology": {"defaults": defaults, "nodes": nodes, "links": links}}
-    path, netem = folder / f"{made.name}{ENDING}", folder / NETEM_FILE
+    network = build_routed_network(spec, size_scale or fitting_scale(spec, CONTAINERLAB_MOST_BPS))
+    nodes = {name: _node(network, name, HOST) for name in network.hosts}
+    nodes |= {name: _node(network, name, BUILDING) for name in network.routers}
+    links = [{"endpoints": [_end(cable.a), _end(cable.b)]} for cable in network.cables]
+    defaults = {"kind": "linux", "image": IMAGE, "labels": {SCALE_LABEL: f"{network.size_scale!r}"}}
+    document = {"name": network.name, "topology": {"defaults": defaults, "nodes": nodes, "links": links}}
+    path, netem = folder / f"{network.name}{ENDING}", folder / NETEM_FILE
     path.write_text(yaml.safe_dump(document, sort_keys=False, width=120))
-    netem.write_text("\n".join(_netem(made)) + "\n")
+    netem.write_text("\n".join(_netem(network)) + "\n")
     netem.chmod(0o755)
-    notes = list(lost(spec))
-    if made.size_scale != 1:
-        notes.append(f"rates, which are divided by {made.size_scale:g}")
-    notes.append("queues, which hold as many packets as netem does by itself")
+    notes = list(list_losses(spec))
+    if network.size_scale != 1:
+        notes.append(f"rates, which are divided by {network.size_scale:g}")
+    notes.append("queue sizes: netem's default applies")
     return [path, netem], notes
 
 
-def _node(made: RoutedNetwork, name: str, kind: str) -> dict[str, Any]:
-    ports = [port for cable in made.cables for port in (cable.a, cable.b) if port.node == name]
+def _node(network: RoutedNetwork, name: str, kind: str) -> dict[str, Any]:
+    ports = [port for cable in network.cables for port in (cable.a, cable.b) if port.node == name]
     interfaces = {port.number: f"eth{port.number}" for port in ports}
     commands = [
         re.sub(r"\{(\d+)\}", lambda found: interfaces[int(found[1])], command)
-        for command in made.commands[name]
+        for command in network.commands[name]
     ]
-    mtu = [f"ip link set {interface} mtu {made.mtu}" for interface in interfaces.values()]
+    mtu = [f"ip link set {interface} mtu {network.mtu}" for interface in interfaces.values()]
     return {"labels": {KIND_LABEL: kind}, "exec": [*mtu, *commands]}
 
 
@@ -355,17 +355,17 @@ def _end(port: Port) -> str:
     return f"{port.node}:eth{port.number}"
 
 
-def _netem(made: RoutedNetwork) -> Iterator[str]:
+def _netem(network: RoutedNetwork) -> Iterator[str]:
     yield "#!/bin/sh"
-    yield f"# Delays, losses and rates of {made.name}'s interfaces, each of what it sends; after `containerlab deploy`."
+    yield f"# Delays, losses and rates of {network.name}'s interfaces, on egress; run it after `containerlab deploy`."
     yield "set -eu"
-    for cable in made.cables:
+    for cable in network.cables:
         for port in (cable.a, cable.b):
-            shape = shape_of(port.shape)
+            shape = shape_settings(port.shape)
             options = [f"--delay {shape['delay_us']}us", f"--rate {max(round(shape['rate_bps'] / 1e3), 1)}"]
             if shape["jitter_us"]:
                 options.append(f"--jitter {shape['jitter_us']}us")
             if shape["loss_percent"]:
                 options.append(f"--loss {shape['loss_percent']:.6g}")
-            node, interface = f"clab-{made.name}-{port.node}", f"eth{port.number}"
+            node, interface = f"clab-{network.name}-{port.node}", f"eth{port.number}"
             yield f"containerlab tools netem set -n {node} -i {interface} {' '.join(options)}"

@@ -1,4 +1,4 @@
-"""A topology file from somebody else's: GraphML or GML, or containerlab's."""
+"""Import of a topology from GraphML, GML or containerlab."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import yaml
 
 from testbed.errors import BadInput
 from testbed.show.exchange.containerlab_labs import read_lab
-from testbed.show.exchange.graph_attributes import counted
+from testbed.show.exchange.graph_attributes import count_text
 from testbed.show.exchange.graph_import import read_graph
 from testbed.show.exchange.imported_graph import ImportDefaults, parse_hosts
 from testbed.spec.topology import load_topology
@@ -21,17 +21,17 @@ GRAPHS, LABS = (".graphml", ".xml", ".gml"), (".yml", ".yaml")
 def import_topology(
     path: Path, given: ImportDefaults, netem: Path | None = None, strict: bool = False
 ) -> tuple[str, list[str]]:
-    """Return the text of a topology file, and what was left out of it or assumed, in words.
+    """Return the text of a topology file, and what was left out or assumed, in words.
 
     Args:
-        path: A network, of a kind that its ending says.
-        given: What counts where the file says nothing.
-        netem: The script with containerlab's settings of links; by default netem.sh beside the file.
+        path: A network; the suffix determines the format.
+        given: Defaults for what the file does not say.
+        netem: The script with containerlab's link settings; by default netem.sh next to the file.
         strict: Whether anything left out or assumed is an error.
 
     Raises:
-        BadInput: The file is no network of its kind, or, if strict, not all of it is in the topology.
-        ConfigError: The topology is none that can be built.
+        BadInput: The file is not of its format or, if strict, not all of it is in the topology.
+        ConfigError: The topology cannot be built.
     """
     if path.suffix in (*GRAPHS, *LABS) and not path.is_file():
         raise BadInput(where=str(path), got="no such file", expected="a network")
@@ -50,7 +50,7 @@ def import_topology(
     if strict and notes:
         raise BadInput(
             where=f"{path}: --strict",
-            got=f"{counted(len(notes), 'thing')} left out or assumed",
+            got=f"{count_text(len(notes), 'thing')} left out or assumed",
             expected="none",
             hint="\n".join(notes),
         )
@@ -60,6 +60,6 @@ def import_topology(
 
 
 def _labelled(name: str, labels: dict[str, str]) -> str:
-    """Return a building's line, with what the foreign file calls it behind."""
+    """Return a building's line, with its label in the imported file as a comment."""
     label = labels.get(name)
     return f"  {name}:  # {label}" if label else f"  {name}:"

@@ -1,7 +1,7 @@
-"""A run into experiment trackers: MLflow and Weights & Biases, by their own packages, into files of this machine.
+"""Export of a run to experiment trackers, MLflow and Weights & Biases, with their own packages, to local files.
 
-In both a variant is a run of theirs: settings as parameters, the step time of each trial as a series, all figures of
-`metrics` as last values, the verdict as a tag, files of the run's folder beside it.
+In both, a variant is a run. Settings are parameters, step times of trials a series, all figures of `metrics` last
+values, the verdict a tag, and files of the run's folder artifacts.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from typing import Any
 from testbed.measure.results.manifest import MANIFEST, Manifest
 from testbed.measure.results.result import SUMMARY, Result, Variant
 from testbed.show.exchange.metrics import Metric, run_metrics
-from testbed.show.exchange.metrics_export import lacking
+from testbed.show.exchange.metrics_export import missing_package
 
 FILES = (SUMMARY, MANIFEST, "scenario.yaml", "report.html")
 SERIES = "trial_step_time_seconds"
 _OWN_LABELS = ("run", "scenario", "variant")
-# of what MLflow takes in a metric's name, without the colon, which Windows refuses
+# characters that MLflow rejects in metric names; also the colon, which Windows rejects
 _REFUSED = re.compile(r"[^\w./ -]")
 
 
 @dataclass(frozen=True)
 class Tracked:
-    """A variant as a tracker gets it. series: step times in seconds by trial; limited_by: a sentence."""
+    """A variant for a tracker. series: step times in seconds by trial. limited_by: a sentence."""
 
     name: str
     settings: dict[str, str]
@@ -38,8 +38,8 @@ class Tracked:
     limited_by: str
 
 
-def tracked(result: Result, manifest: Manifest) -> list[Tracked]:
-    """Of each variant. Pure."""
+def tracked_variants(result: Result, manifest: Manifest) -> list[Tracked]:
+    """Convert each variant of a run."""
     metrics = run_metrics(result)
     return [
         Tracked(
@@ -75,7 +75,7 @@ def _settings(result: Result, manifest: Manifest, variant: Variant) -> dict[str,
 
 
 def _figures(metrics: Sequence[Metric], variant: str) -> Iterator[tuple[str, float]]:
-    """Name and value, such as `link_utilisation_ratio/east/west/0`; of a summary its quantiles."""
+    """Yield names and values, such as `link_utilisation_ratio/east/west/0`; quantiles for a summary."""
     for metric in metrics:
         for point in metric.points:
             if point.labels.get("variant") != variant or metric.name in ("variant_info", "trial_step_time"):
@@ -89,10 +89,10 @@ def _figures(metrics: Sequence[Metric], variant: str) -> Iterator[tuple[str, flo
 
 
 def log_to_mlflow(folder: Path, uri: str, artifacts: Path | None = None) -> list[str]:
-    """A run's folder as runs of MLflow: one for the run, one within it for each variant; their ids, the run's first.
+    """Log a run's folder to MLflow as one run with a nested run per variant; return their ids, the outer one first.
 
-    uri: of the tracking store, such as `sqlite:///mlflow.db` or a server's. artifacts: where a new experiment keeps
-    files; None: where the store says. BadInput without MLflow, BadResult.
+    uri: of the tracking store, such as `sqlite:///mlflow.db` or a server's. artifacts: where a new experiment stores
+    files; None for the store's default. Raises BadInput without MLflow, BadResult.
     """
     result, manifest = Result.open(folder), Manifest.open(folder)
     try:
@@ -100,7 +100,7 @@ def log_to_mlflow(folder: Path, uri: str, artifacts: Path | None = None) -> list
         from mlflow.entities import Param, RunTag  # noqa: PLC0415
         from mlflow.tracking import MlflowClient  # noqa: PLC0415
     except ImportError:
-        raise lacking("mlflow", "mlflow", "mlflow") from None
+        raise missing_package("mlflow", "mlflow", "mlflow") from None
     client = MlflowClient(tracking_uri=uri)
     known = client.get_experiment_by_name(result.scenario)
     place = None if artifacts is None else artifacts.resolve().as_uri()
@@ -110,14 +110,14 @@ def log_to_mlflow(folder: Path, uri: str, artifacts: Path | None = None) -> list
         if (folder / name).is_file():
             client.log_artifact(whole.info.run_id, str(folder / name))
     runs = [whole.info.run_id]
-    for own in tracked(result, manifest):
+    for own in tracked_variants(result, manifest):
         run = client.create_run(experiment, run_name=own.name, tags={"mlflow.parentRunId": whole.info.run_id})
         began_ms = run.info.start_time
         values = [Value(SERIES, value, began_ms, trial) for trial, value in enumerate(own.series)]
         values += [Value(key, value, began_ms, 0) for key, value in own.figures.items()]
         tags = [RunTag("verdict", own.verdict), RunTag("limited_by", own.limited_by)]
         client.log_batch(run.info.run_id, params=[Param(*pair) for pair in own.settings.items()], tags=tags)
-        for first in range(0, len(values), 1000):  # which is the most that a call takes
+        for first in range(0, len(values), 1000):  # the limit of a call
             client.log_batch(run.info.run_id, metrics=values[first : first + 1000])
         runs.append(run.info.run_id)
     for run_id in runs:
@@ -126,22 +126,23 @@ def log_to_mlflow(folder: Path, uri: str, artifacts: Path | None = None) -> list
 
 
 def log_to_wandb(folder: Path, output: Path) -> list[Path]:
-    """A run's folder as offline runs of Weights & Biases under `output`/wandb, one for each variant; their folders.
+    """Log a run's folder to Weights & Biases as offline runs, one per variant, and return their folders.
 
-    Nothing is sent; `wandb sync FOLDER` does that. BadInput without the package, BadResult.
+    They are under `output`/wandb. Nothing is sent; `wandb sync FOLDER` does that. Raises BadInput without the package,
+    BadResult.
     """
     result, manifest = Result.open(folder), Manifest.open(folder)
-    os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # which is by network, also where runs are not
+    os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # it uses the network even for offline runs
     try:
         import wandb  # noqa: PLC0415
     except ImportError:
-        raise lacking("wandb", "wandb", "wandb") from None
+        raise missing_package("wandb", "wandb", "wandb") from None
     output.mkdir(parents=True, exist_ok=True)
     settings = wandb.Settings(
         silent=True, console="off", disable_git=True, save_code=False, x_disable_stats=True
     )
     folders = []
-    for own in tracked(result, manifest):
+    for own in tracked_variants(result, manifest):
         run = wandb.init(
             project=re.sub(r"[/\\#?%:]", "-", result.scenario),
             group=folder.resolve().name,
@@ -159,7 +160,7 @@ def log_to_wandb(folder: Path, output: Path) -> list[Path]:
         run.summary.update(own.figures)
         for name in FILES:
             if (folder / name).is_file():
-                copied = shutil.copy2(folder / name, run.dir)  # the package itself would only link to it
+                copied = shutil.copy2(folder / name, run.dir)  # the package would only create a link
                 run.save(copied, base_path=run.dir, policy="now")
         folders.append(Path(run.dir).parent)
         run.finish()

@@ -1,1 +1,1 @@
-"""The page that shows a run, while it goes on and when it is over: see docs/how-to/live.md."""
+"""The live page of a run, during the run and after it: see docs/how-to/live.md."""

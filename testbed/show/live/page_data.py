@@ -1,4 +1,4 @@
-"""Data of a run's page in real units, and how it is read from the run's files."""
+"""Data of the live page in real units, and how it is read from the run's files."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from testbed.spec.scale import Scale
 
 Json = dict[str, Any]
 Counted = tuple[float, int, float, int]
-"""Of a link at a moment, emulated: bytes and drops since any beginning, the queue's bytes, packets lost on the way."""
+"""A link's emulated counters: bytes and drops since some origin, queue length in bytes, packets lost on the link."""
 RUNNING, FINISHED, FAILED = "running", "finished", "failed"
 
 
 @dataclass(frozen=True)
 class Direction:
-    """One direction of a WAN link; rate_bps emulated."""
+    """One direction of a WAN link. rate_bps: emulated."""
 
     key: LinkKey
     rate_bps: float
 
 
 class Readings:
-    """What the links of a part of a run carried between readings: columns as long as `times_s`, a row for each link.
+    """Link readings of a part of a run: columns as long as `times_s`, with a row per link.
 
-    Of each moment the share of the rate since the moment before, and the queue, drops and losses then.
+    For each time: the share of the rate used since the time before, and the queue, drops and losses.
     """
 
     def __init__(self, directions: Sequence[Direction], scale: Scale) -> None:
@@ -41,26 +41,26 @@ class Readings:
         self.drops: list[list[int]] = [[] for _ in directions]
         self.losses: list[list[int]] = [[] for _ in directions]
         self._first: list[Counted] = []
-        self._before: tuple[float, list[float]] | None = None
+        self._previous: tuple[float, list[float]] | None = None
 
     def add(self, time_s: float, counted: Mapping[LinkKey, Counted]) -> None:
-        """One reading of all links, at an emulated time."""
+        """Add a reading of all links, at an emulated time."""
         rows = [counted.get(direction.key, (0.0, 0, 0.0, 0)) for direction in self.directions]
         sent = [row[0] for row in rows]
-        before, self._before = self._before, (time_s, sent)
-        if before is None or time_s <= before[0]:
+        previous, self._previous = self._previous, (time_s, sent)
+        if previous is None or time_s <= previous[0]:
             self._first = self._first or rows
             return
         self.times_s.append(round(self.scale.real_s(time_s), 6))
         for at, (direction, row) in enumerate(zip(self.directions, rows, strict=True)):
-            share = 8 * (row[0] - before[1][at]) / (time_s - before[0]) / direction.rate_bps
+            share = 8 * (row[0] - previous[1][at]) / (time_s - previous[0]) / direction.rate_bps
             self.used[at].append(round(max(share, 0.0), 5))
             self.drops[at].append(row[1] - self._first[at][1])
             self.losses[at].append(row[3] - self._first[at][3])
             self.queue_bytes[at].append(round(self.scale.real_bytes(row[2])))
 
     def since(self, place: int) -> Json:
-        """What came from a place of `times_s` on."""
+        """Return the readings from an index of `times_s` on."""
         return {
             "times_s": self.times_s[place:],
             "used": [row[place:] for row in self.used],
@@ -71,7 +71,7 @@ class Readings:
 
 
 class StepSpan(NamedTuple):
-    """A measured step of all ranks: step is its number within the part, times count in real seconds as readings do."""
+    """A measured step over all ranks. step: its number within the part. Times are real seconds, as in readings."""
 
     part: int
     variant: str
@@ -83,14 +83,14 @@ class StepSpan(NamedTuple):
 
 @dataclass
 class PageData:
-    """All that there is to show. Lists only grow, so that a reader who knows how long they were is told the rest."""
+    """Everything the page shows. Lists only grow, so a client that knows their lengths gets just the rest."""
 
     name: str
     folder: str
     clock: str
     state: str = RUNNING
-    words: str = ""  # of what became of it
-    head: Json = field(default_factory=dict)  # what a run that is over says: verdict, variants, answer
+    words: str = ""  # on its outcome
+    head: Json = field(default_factory=dict)  # of a finished run: verdict, variants, answer
     network: Json | None = None
     parts: list[Json] = field(default_factory=list)
     phases: list[str] = field(default_factory=list)
@@ -102,7 +102,7 @@ class PageData:
     events: list[Json] = field(default_factory=list)
 
     def since(self, known: Mapping[str, Any] | None = None) -> Json:
-        """What is new to one who knows so much (as `known` says); all of it to one who knows nothing."""
+        """Return what is new for a client with the state `known`; everything without one."""
         known = known or {}
         seen = known.get("readings", [])
         places = [seen[part] if part < len(seen) else 0 for part in range(len(self.readings))]
@@ -120,7 +120,7 @@ class PageData:
         }
 
     def known(self) -> Json:
-        """How long everything is now; and what is told whole, to know whether it has changed."""
+        """Return the current length of every list, and the values that are always sent, to detect changes."""
         return {
             "phases": len(self.phases),
             "steps": len(self.steps),
@@ -130,13 +130,13 @@ class PageData:
         }
 
     def document(self) -> Json:
-        """All of it, with what does not change."""
-        still = {"name": self.name, "folder": self.folder, "clock": self.clock, "parts": self.parts}
-        return {**still, **self.head, **self.since()}
+        """Return everything, including what never changes."""
+        static = {"name": self.name, "folder": self.folder, "clock": self.clock, "parts": self.parts}
+        return {**static, **self.head, **self.since()}
 
 
 def network_of(fabric: Json, scale: Scale) -> tuple[Json, list[Direction]]:
-    """For the page, in real units; and each direction of each link, in the page's order."""
+    """Return the network for the page, in real units, and each direction of each link in the page's order."""
     links, directions = [], []
     for link in fabric["wan"]:
         for direction in ("a_to_b", "b_to_a"):
@@ -161,19 +161,19 @@ def network_of(fabric: Json, scale: Scale) -> tuple[Json, list[Direction]]:
     return {"buildings": shown, "links": links}, directions
 
 
-def event_words(record: Json) -> str:
-    """An event of the scenario that came, in words."""
+def event_text(record: Json) -> str:
+    """Describe an event of the scenario."""
     return f"{record['action']} {record['target']} {'begins' if record['begins'] else 'ends'}"
 
 
 WHOLE_STEP = b'"operation": "step"'
-"""What the line of a rank's whole step has, and no other."""
+"""Text that only the lines of ranks' whole steps contain."""
 
 
 def link_moments(folder: Path) -> dict[float, dict[LinkKey, Counted]]:
-    """What each link had carried, by the times of readings that go by the clock, in their order.
+    """Return each link's counters by time of the periodic readings, in order.
 
-    Those at steps' edges are left out: from one to the next rates would be computed from next to no time.
+    Readings at step edges are omitted: they are too close to others to compute rates.
     """
     moments: dict[float, dict[LinkKey, Counted]] = defaultdict(dict)
     for line in records(folder / LINKS):
@@ -189,7 +189,7 @@ def link_moments(folder: Path) -> dict[float, dict[LinkKey, Counted]]:
 
 
 def real_span(steps: Sequence[Record], zero_s: float, scale: Scale) -> tuple[float, float]:
-    """From when the first rank began a step to when the last one ended it: real seconds from `zero_s` on."""
+    """Return from when the first rank began a step to when the last one ended it, in real seconds from `zero_s`."""
     start_s, end_s = min(one["start_s"] for one in steps), max(one["end_s"] for one in steps)
     return scale.real_s(start_s - zero_s), scale.real_s(end_s - zero_s)
 
@@ -198,37 +198,37 @@ Record = dict[str, Any]
 
 
 class JsonlTail:
-    """What has come to a file since it was last read, in whole lines; nothing while the file is not there.
+    """Follows a JSON-lines file: returns the whole lines added since the last read; none if the file does not exist.
 
-    only: bytes that a line must have to be read at all.
+    only: bytes that a line must contain to be parsed.
     """
 
     def __init__(self, path: Path, only: bytes = b"") -> None:
         self.path = path
         self.only = only
-        self._place = 0
+        self._offset = 0
 
-    def new(self) -> list[Record]:
-        """The records that came."""
+    def read_new(self) -> list[Record]:
+        """Return the new records."""
         try:
             with self.path.open("rb") as file:
-                file.seek(self._place)
+                file.seek(self._offset)
                 content = file.read()
         except OSError:
             return []
-        whole, _, _ = content.rpartition(b"\n")
-        if not whole:
+        lines, _, _ = content.rpartition(b"\n")
+        if not lines:
             return []
-        self._place += len(whole) + 1
-        return list(_records(whole, self.only))
+        self._offset += len(lines) + 1
+        return list(_records(lines, self.only))
 
 
 def records(path: Path, only: bytes = b"") -> list[Record]:
-    """All that a file holds; nothing where it is not there."""
-    return JsonlTail(path, only).new()
+    """Return all records of a file; none if it does not exist."""
+    return JsonlTail(path, only).read_new()
 
 
 def _records(content: bytes, only: bytes) -> Iterator[Record]:
     for line in content.split(b"\n"):
-        if line.endswith(b"}") and only in line:  # a rank may have been killed while it wrote
+        if line.endswith(b"}") and only in line:  # a rank may have been killed while writing
             yield json.loads(line)

@@ -1,4 +1,4 @@
-"""Sources of a run's page: the files of a live run, a finished run, one step's timeline."""
+"""Data sources of the live page: files of a run in progress, a finished run, one step's timeline."""
 
 from __future__ import annotations
 
@@ -35,68 +35,68 @@ from testbed.show.live.page_data import (
     Readings,
     Record,
     StepSpan,
-    event_words,
+    event_text,
     link_moments,
     network_of,
     real_span,
     records,
 )
-from testbed.show.report.charts import drawn_operations
-from testbed.show.report.run_data import communicates
+from testbed.show.report.charts import timeline_operations
+from testbed.show.report.run_data import is_communication
 from testbed.show.report.svg import pack_rows
-from testbed.show.report.variant_text import opening
+from testbed.show.report.variant_text import opening_sentences
 from testbed.spec.scale import Scale
 
 
 class RunFollower:
-    """Looks for news of a run in progress, and puts them into `view`. folder: where the run will be."""
+    """Follows a run in progress and updates `view`. folder: where the finished run will be."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.partial = partial_path(folder)
         self._tail = JsonlTail(self.partial / LIVE)
-        self._failed_before = _stamp(folder)
-        self._parts: list[_Part] = []
+        self._old_failure = _failure_time(folder)
+        self._parts: list[_ShardFollower] = []
         self.view = PageData(folder.name, str(folder.resolve()), "")
         self.scale = Scale()
 
-    def look(self) -> None:
-        """Whatever has come since the last look."""
-        for record in self._tail.new():
-            self._take(record)
+    def update(self) -> None:
+        """Read what is new since the last call."""
+        for record in self._tail.read_new():
+            self._apply(record)
         for part in self._parts:
-            part.look(self.view)
+            part.update(self.view)
         if (self.folder / SUMMARY).exists() and not self.partial.exists():
             self.view.state = FINISHED
         elif not self.partial.exists():
-            self.view.state, self.view.words = FAILED, self._why()
+            self.view.state, self.view.words = FAILED, self._failure_text()
 
     def files(self, part: int) -> list[Path]:
-        """Those that have the operations of a part's ranks, as they are now."""
+        """Return the current files with the operations of a part's ranks."""
         return self._parts[part].files() if part < len(self._parts) else []
 
     def offset_s(self, part: int) -> float:
-        """The emulated time in these files that is 0 on the page."""
+        """Return the emulated time in these files that is 0 on the page."""
         return self._parts[part].zero_s or 0.0
 
-    def _why(self) -> str:
-        stamp = _stamp(self.folder)
-        if stamp and stamp != self._failed_before:
+    def _failure_text(self) -> str:
+        stamp = _failure_time(self.folder)
+        if stamp and stamp != self._old_failure:
             return (failed_path(self.folder) / FAILURE).read_text().strip()
         return "it ended without a result"
 
-    def _take(self, record: Record) -> None:
+    def _apply(self, record: Record) -> None:
         view, kind = self.view, record["kind"]
         if kind == RUN:
             self.scale = Scale(**record["scale"])
             view.name = record["scenario"]
             view.head = {"variants": record["variants"], "ranks": record["ranks"]}
             folder = Path(record["folder"])
-            for number, told in enumerate(record["parts"]):
-                view.parts.append({"name": told["name"], "variant": told["variant"]})
+            for number, shard in enumerate(record["parts"]):
+                view.parts.append({"name": shard["name"], "variant": shard["variant"]})
                 view.readings.append(Readings([], self.scale))
-                own = folder / str(told["number"])
-                self._parts.append(_Part(number, own, told, record["ranks"], self.scale))
+                own = folder / str(shard["number"])
+                self._parts.append(_ShardFollower(number, own, shard, record["ranks"], self.scale))
         elif kind == PHASE:
             view.phases.append(record["words"])
         elif kind == STEP:
@@ -105,30 +105,30 @@ class RunFollower:
             view.progress = record["parts"]
 
 
-class _Part:
-    """One shard: while it goes on, its own log and the ranks' files; when it is done, the record that it left."""
+class _ShardFollower:
+    """One shard: its own log and the ranks' files during the run, then its final record."""
 
-    def __init__(self, number: int, folder: Path, told: Record, ranks: int, scale: Scale) -> None:
-        self.number, self.folder, self.told, self.ranks, self.scale = number, folder, told, ranks, scale
+    def __init__(self, number: int, folder: Path, shard: Record, ranks: int, scale: Scale) -> None:
+        self.number, self.folder, self.shard, self.ranks, self.scale = number, folder, shard, ranks, scale
         self.zero_s: float | None = None
         self._tail = JsonlTail(folder / LIVE)
         self._rank_tails: dict[Path, JsonlTail] = {}
         self._spans: dict[int, list[Record]] = defaultdict(list)
-        self._known: set[int] = set()
-        self._over = False
+        self._added_steps: set[int] = set()
+        self._is_finished = False
 
-    def look(self, view: PageData) -> None:
-        if self._over:
+    def update(self, view: PageData) -> None:
+        if self._is_finished:
             return
-        over = (self.folder / FIGURES).exists()  # written last
-        for record in self._tail.new():
-            self._take(record, view)
+        is_finished = (self.folder / FIGURES).exists()  # written last
+        for record in self._tail.read_new():
+            self._apply(record, view)
         for path in sorted(self.folder.glob(RANK_FILES)):
             tail = self._rank_tails.setdefault(path, JsonlTail(path, WHOLE_STEP))
-            self._keep(tail.new())
+            self._add_spans(tail.read_new())
         if self.zero_s is not None:
-            self._gather(view)
-        if over:
+            self._add_finished_steps(view)
+        if is_finished:
             self._finish(view)
 
     def files(self) -> list[Path]:
@@ -136,7 +136,7 @@ class _Part:
             return [self.folder / SAMPLES]
         return sorted(self.folder.glob(RANK_FILES))
 
-    def _take(self, record: Record, view: PageData) -> None:
+    def _apply(self, record: Record, view: PageData) -> None:
         if record["kind"] == NETWORK:
             network, directions = network_of(record, self.scale)
             view.network = view.network or network
@@ -148,44 +148,44 @@ class _Part:
             view.readings[self.number].add(record["time_s"] - self.zero_s, counted)
         elif record["kind"] == EVENT and record.get("time_s") is not None:
             time_s = self.scale.real_s(record["time_s"] - (self.zero_s or 0.0))
-            view.events.append({"part": self.number, "time_s": time_s, "words": event_words(record)})
+            view.events.append({"part": self.number, "time_s": time_s, "words": event_text(record)})
 
-    def _keep(self, ended: Iterable[Record]) -> None:
-        """Steps that single ranks have ended."""
+    def _add_spans(self, ended: Iterable[Record]) -> None:
+        """Collect the ends of steps on single ranks."""
         for record in ended:
             self._spans[record["step"]].append(record)
 
-    def _gather(self, view: PageData) -> None:
-        """Steps that all ranks have ended; of replicas that come and go, those after which others ended, too."""
+    def _add_finished_steps(self, view: PageData) -> None:
+        """Add steps that all ranks have ended; with replicas that come and go, also those before a later step."""
         newest = max(self._spans, default=0)
         for step, spans in sorted(self._spans.items()):
-            ended = len(spans) >= self.ranks or self._over or newest > step + 1
-            if step not in self._known and ended:
-                self._add(step, spans, view)
+            ended = len(spans) >= self.ranks or self._is_finished or newest > step + 1
+            if step not in self._added_steps and ended:
+                self._add_step(step, spans, view)
 
-    def _add(self, step: int, spans: list[Record], view: PageData) -> None:
-        self._known.add(step)
-        variant, trial = self.told["variant"] or spans[0]["variant"], spans[0]["trial"]
+    def _add_step(self, step: int, spans: list[Record], view: PageData) -> None:
+        self._added_steps.add(step)
+        variant, trial = self.shard["variant"] or spans[0]["variant"], spans[0]["trial"]
         span_s = real_span(spans, self.zero_s or 0.0, self.scale)
-        view.steps.append(StepSpan(self.number, variant, self.told["first_trial"] + trial, step, *span_s))
+        view.steps.append(StepSpan(self.number, variant, self.shard["first_trial"] + trial, step, *span_s))
 
     def _finish(self, view: PageData) -> None:
-        """From its record, what was not seen while it was written; times there count from another moment."""
-        self._over = True
+        """Complete the data from the final record, whose times have another origin."""
+        self._is_finished = True
         self._spans.clear()
         moments = link_moments(self.folder)
         self.zero_s = next(iter(moments), 0.0)
-        self._keep(records(self.folder / SAMPLES, WHOLE_STEP))
-        self._gather(view)
-        if not view.readings[self.number].times_s and moments:  # it was over before anybody looked
+        self._add_spans(records(self.folder / SAMPLES, WHOLE_STEP))
+        self._add_finished_steps(view)
+        if not view.readings[self.number].times_s and moments:  # it ended before the first look
             fabric = read_json(self.folder / FIGURES)["manifest"]["fabric"]
-            self._take({"kind": NETWORK, **fabric}, view)
+            self._apply({"kind": NETWORK, **fabric}, view)
             for time_s, counted in moments.items():
                 view.readings[self.number].add(time_s - self.zero_s, counted)
 
 
-def _stamp(folder: Path) -> float | None:
-    """When what a failed run of this name has left was written."""
+def _failure_time(folder: Path) -> float | None:
+    """Return when the failure record of a run with this name was written."""
     try:
         return (failed_path(folder) / FAILURE).stat().st_mtime
     except OSError:
@@ -196,7 +196,7 @@ MOST_READINGS = 2000
 
 
 class FinishedRun:
-    """What its page shows, in `view`. BadResult."""
+    """A finished run, loaded into `view`. Raises BadResult."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -204,28 +204,28 @@ class FinishedRun:
         self.scale = result.conversion
         self.view, self._zero_s = _view(result)
 
-    def look(self) -> None:
-        """Nothing comes any more."""
+    def update(self) -> None:
+        """Do nothing: a finished run does not change."""
 
     def files(self, part: int) -> list[Path]:
-        """Those that have the operations of the ranks."""
+        """Return the files with the operations of the ranks."""
         return [self.folder / SAMPLES]
 
     def offset_s(self, part: int) -> float:
-        """The emulated time in these files that is 0 on the page."""
+        """Return the emulated time in these files that is 0 on the page."""
         return self._zero_s
 
 
 def _view(result: Result) -> tuple[PageData, float]:
-    """And the emulated time of the run that is 0 on the page."""
+    """Return the page's data, and the emulated time of the run that is 0 on the page."""
     folder, scale = result.folder, result.conversion
     manifest = read_json(folder / MANIFEST)
     network, directions = network_of(manifest["fabric"], scale)
     readings = Readings(directions, scale)
     moments = link_moments(folder)
     zero_s = next(iter(moments), 0.0)
-    every = len(moments) // MOST_READINGS + 1  # left out, which averages over the longer time
-    for time_s in list(moments)[::every]:
+    stride = len(moments) // MOST_READINGS + 1  # thinning averages over longer intervals
+    for time_s in list(moments)[::stride]:
         readings.add(time_s - zero_s, moments[time_s])
     view = PageData(result.scenario, str(folder.resolve()), result.clock, FINISHED)
     view.network, view.readings = network, [readings]
@@ -238,14 +238,14 @@ def _view(result: Result) -> tuple[PageData, float]:
             StepSpan(0, own[0]["variant"], own[0]["trial"], step, *real_span(own, zero_s, scale))
         )
     view.events = [
-        {"part": 0, "time_s": one["time_s"] - scale.real_s(zero_s), "words": event_words(one)}
+        {"part": 0, "time_s": one["time_s"] - scale.real_s(zero_s), "words": event_text(one)}
         for one in read_events(folder / EVENTS, scale)
         if one["time_s"] is not None
     ]
     view.done = view.total = len(view.steps)
     view.head = {
         "status": result.status,
-        "answer": opening(result.variants),
+        "answer": opening_sentences(result.variants),
         "ranks": max((variant.ranks for variant in result.variants), default=0),
         "created": manifest["created"],
         "variants": [_variant(variant) for variant in result.variants],
@@ -271,15 +271,15 @@ COMMUNICATION = "communication"
 
 
 def timeline(files: Iterable[Path], step: int, scale: Scale, offset_s: float) -> Json:
-    """Columns as long as each other: rank, row, start_s, end_s, kind and name, which are places in `kinds` and `names`.
+    """Return columns of equal length: rank, row, start_s, end_s, kind and name, the last two as indices into lists.
 
-    Row 0 of a rank is its computing; below it is what it sends and reduces, in as many rows as were in flight. Receives
-    are left out: they are posted long before. offset_s: emulated time that is 0; all others are real.
+    Row 0 of a rank is its compute. Below it is what it sends and reduces, in as many rows as were in flight. Receives
+    are omitted: they are posted long before. offset_s: emulated origin; all other times are real.
     """
     mark = f'"step": {step},'.encode()
     zero_s = scale.real_s(offset_s)
     lines = (one for path in files for one in records(path, mark) if one.get("step") == step)
-    ranks = drawn_operations([parse_sample(one, scale) for one in lines])
+    ranks = timeline_operations([parse_sample(one, scale) for one in lines])
     kinds: dict[str, int] = {}
     names: dict[str, int] = {}
     columns: dict[str, list[float]] = {
@@ -287,10 +287,10 @@ def timeline(files: Iterable[Path], step: int, scale: Scale, offset_s: float) ->
     }
     rows = 1
     for rank, own in sorted(ranks.items()):
-        flying = [one for one in own if communicates(one.operation)]
+        flying = [one for one in own if is_communication(one.operation)]
         packed = pack_rows([(one.start_s, one.end_s) for one in flying])
         rows = max(rows, 2 + max(packed, default=-1))
-        computing = [(one, 0) for one in own if not communicates(one.operation)]
+        computing = [(one, 0) for one in own if not is_communication(one.operation)]
         for one, row in (*computing, *((one, row + 1) for one, row in zip(flying, packed, strict=True))):
             kind = COMMUNICATION if row else one.operation
             columns["rank"].append(rank)

@@ -1,4 +1,4 @@
-"""Serves the page of a run on this machine's loopback alone, to those who know its address, which has a token."""
+"""HTTP server of the live page, only on loopback and only for addresses with its secret token."""
 
 from __future__ import annotations
 
@@ -43,25 +43,32 @@ POLICY = (
 
 
 class WatchedRun(Protocol):
-    """A run, going on or over."""
+    """A run in progress or finished."""
 
     view: PageData
     scale: Scale
 
-    def look(self) -> None:
-        """For news."""
+    def update(self) -> None:
+        """Update the data."""
 
     def files(self, part: int) -> list[Path]:
-        """That have the operations of its ranks."""
+        """Return the files with the operations of a part's ranks."""
 
     def offset_s(self, part: int) -> float:
-        """The emulated time in these files that is 0 on the page."""
+        """Return the emulated time in these files that is 0 on the page."""
 
 
 class LivePage:
-    """A run's page. folder: the run's, or where it will be. port: 0: any that is free.
+    """The live page of a run, as a context manager.
 
-    BadInput where there is no run, nor one in progress, unless it is `expected`; BadResult for one that is broken.
+    Args:
+        folder: The run's folder, or where it will be.
+        port: 0 for any free port.
+        expected: Whether the run may start later.
+
+    Raises:
+        BadInput: There is no run and none is expected, or the port is taken.
+        BadResult: The run is broken.
     """
 
     def __init__(self, folder: Path, port: int = 0, *, expected: bool = False) -> None:
@@ -69,7 +76,7 @@ class LivePage:
         self.token = secrets.token_urlsafe(16)
         self._lock = threading.Lock()
         self._closing = threading.Event()
-        self._watched: WatchedRun | None = None
+        self._run: WatchedRun | None = None
         if not expected:
             self._open()
         try:
@@ -82,12 +89,12 @@ class LivePage:
 
     @property
     def address(self) -> str:
-        """Where the page is."""
+        """The page's URL."""
         return f"http://{LOOPBACK}:{self.port}/{self.token}/"
 
     @property
     def port(self) -> int:
-        """Of this machine."""
+        """The TCP port."""
         return int(self._server.server_address[1])
 
     def __enter__(self) -> LivePage:
@@ -102,68 +109,68 @@ class LivePage:
 
     @property
     def report(self) -> bytes | None:
-        """The page that the run has in its folder; None as long as it has none."""
+        """The run's report; None as long as there is none."""
         try:
             return (self.folder / REPORT).read_bytes()
         except OSError:
             return None
 
     def document(self) -> Json:
-        """All there is to show now."""
+        """Return everything there is to show now."""
         with self._lock:
-            watched = self._looked()
-            if watched is None:
+            run = self._updated_run()
+            if run is None:
                 return {"state": "waiting", "name": self.folder.name}
-            return watched.view.document()
+            return run.view.document()
 
     def timeline(self, part: int, step: int) -> Json:
-        """One step, by its part of the run and its number there."""
+        """Return the timeline of one step, by its part of the run and its number there."""
         with self._lock:
-            watched = self._looked()
-            files: list[Path] = [] if watched is None else watched.files(part)
-            scale = Scale() if watched is None else watched.scale
-            offset_s = 0.0 if watched is None else watched.offset_s(part)
+            run = self._updated_run()
+            files: list[Path] = [] if run is None else run.files(part)
+            scale = Scale() if run is None else run.scale
+            offset_s = 0.0 if run is None else run.offset_s(part)
         return timeline(files, step, scale, offset_s)
 
-    def news(self) -> Iterator[Json | None]:
-        """What comes, as it comes, beginning with all there is; None where nothing has. Ends when the run has."""
-        seen: PageData | None = None
+    def updates(self) -> Iterator[Json | None]:
+        """Yield updates, starting with everything there is; None if nothing is new. Ends when the run has ended."""
+        sent_view: PageData | None = None
         known: Json = {}
         while not self._closing.is_set():
             with self._lock:
-                watched = self._looked()
-                view = None if watched is None else watched.view
-                told: Json | None = None
-                if view is not None and view is not seen:
-                    told = {"all": view.document()}
+                run = self._updated_run()
+                view = None if run is None else run.view
+                update: Json | None = None
+                if view is not None and view is not sent_view:
+                    update = {"all": view.document()}
                 elif view is not None and view.known() != known:
-                    told = {"more": view.since(known)}
+                    update = {"more": view.since(known)}
                 if view is not None:
-                    known, over = view.known(), view.state != RUNNING
-            yield told
-            if view is not None and over:
+                    known, is_over = view.known(), view.state != RUNNING
+            yield update
+            if view is not None and is_over:
                 return
-            seen = view
+            sent_view = view
             self._closing.wait(EVERY_S)
 
-    def _looked(self) -> WatchedRun | None:
+    def _updated_run(self) -> WatchedRun | None:
         with contextlib.suppress(BadInput):
-            if self._watched is None:
+            if self._run is None:
                 self._open()
-        if self._watched is not None:
-            self._watched.look()
-            if self._watched.view.state == FINISHED and isinstance(self._watched, RunFollower):
-                self._watched = FinishedRun(self.folder)
-        return self._watched
+        if self._run is not None:
+            self._run.update()
+            if self._run.view.state == FINISHED and isinstance(self._run, RunFollower):
+                self._run = FinishedRun(self.folder)
+        return self._run
 
     def _open(self) -> None:
         if partial_path(self.folder).is_dir():
-            self._watched = RunFollower(self.folder)
+            self._run = RunFollower(self.folder)
         elif (self.folder / SUMMARY).exists():
-            self._watched = FinishedRun(self.folder)
+            self._run = FinishedRun(self.folder)
         else:
             raise BadInput(
-                where="RUN", got=str(self.folder), expected="a run's folder, or that of one that goes on"
+                where="RUN", got=str(self.folder), expected="the folder of a finished or running run"
             )
 
 
@@ -175,7 +182,7 @@ class _Server(ThreadingHTTPServer):
         self.page = page
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Nothing of browsers that went away meanwhile."""
+        """Ignore browsers that have disconnected."""
         if not isinstance(sys.exc_info()[1], ConnectionError):
             super().handle_error(request, client_address)  # type: ignore[arg-type]
 
@@ -185,14 +192,14 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
-        place = self._asked()
-        if place is None:
+        request = self._authorised_request()
+        if request is None:
             self._send(b"not here\n", "text/plain", HTTPStatus.NOT_FOUND)
             return
-        path, query = place
+        path, query = request
         if path in PAGE:
             name, kind = PAGE[path]
-            self._send(_shipped(name), f"{kind}; charset=utf-8")
+            self._send(_page_file(name), f"{kind}; charset=utf-8")
         elif path == REPORT and (report := self.server.page.report) is not None:
             self._send(report, "text/html; charset=utf-8")
         elif path == "state":
@@ -200,19 +207,19 @@ class _Handler(BaseHTTPRequestHandler):
         elif path == "timeline":
             self._timeline(query)
         elif path == "news":
-            self._news()
+            self._send_updates()
         else:
             self._send(b"not here\n", "text/plain", HTTPStatus.NOT_FOUND)
 
-    def _asked(self) -> tuple[str, dict[str, list[str]]] | None:
-        """What is asked for, by who knows the token and means this server; None of others."""
+    def _authorised_request(self) -> tuple[str, dict[str, list[str]]] | None:
+        """Return the requested path and query if token and host are right; None otherwise."""
         page = self.server.page
         hosts = {f"{name}:{page.port}" for name in (LOOPBACK, "localhost")}
         address = urlsplit(self.path)
         _, _, rest = address.path.partition("/")
         token, slash, path = rest.partition("/")
-        knows = hmac.compare_digest(token.encode(), page.token.encode())
-        if not (knows and slash and self.headers.get("Host") in hosts):
+        has_token = hmac.compare_digest(token.encode(), page.token.encode())
+        if not (has_token and slash and self.headers.get("Host") in hosts):
             return None
         return path, parse_qs(address.query)
 
@@ -224,20 +231,20 @@ class _Handler(BaseHTTPRequestHandler):
             return
         self._json(self.server.page.timeline(part, step))
 
-    def _news(self) -> None:
+    def _send_updates(self) -> None:
         self.send_response(HTTPStatus.OK)
         self._headers("text/event-stream")
         self.send_header("Connection", "close")
         self.end_headers()
         self.close_connection = True
-        with contextlib.suppress(OSError):  # who read it has gone
-            for found in self.server.page.news():
-                line = ": nothing new" if found is None else f"data: {_dumped(found)}"
+        with contextlib.suppress(OSError):  # the client has disconnected
+            for found in self.server.page.updates():
+                line = ": nothing new" if found is None else f"data: {_to_json(found)}"
                 self.wfile.write(f"{line}\n\n".encode())
                 self.wfile.flush()
 
     def _json(self, document: Json) -> None:
-        self._send(_dumped(document).encode(), "application/json")
+        self._send(_to_json(document).encode(), "application/json")
 
     def _send(self, content: bytes, kind: str, status: HTTPStatus = HTTPStatus.OK) -> None:
         self.send_response(status)
@@ -254,16 +261,16 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("X-Content-Type-Options", "nosniff")
 
     def log_message(self, format: str, *arguments: Any) -> None:
-        """Nothing: nobody reads it."""
+        """Log nothing."""
 
 
-def _dumped(document: Json) -> str:
+def _to_json(document: Json) -> str:
     return json.dumps(document, separators=(",", ":"))
 
 
 @lru_cache
-def _shipped(name: str) -> bytes:
-    """A file of the page; the style sheet begins with those of reports."""
+def _page_file(name: str) -> bytes:
+    """Return a file of the page; its style sheet starts with those of reports."""
     content = resources.files("testbed.show.live").joinpath("page").joinpath(name).read_bytes()
     if name == "page.css":
         templates = resources.files("testbed.show.report").joinpath("templates")

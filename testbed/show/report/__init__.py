@@ -1,4 +1,4 @@
-"""What a run tells a person: the HTML report, the terminal's summary, the timeline trace."""
+"""Reports of a run: the HTML page, the terminal summary, the timeline trace."""
 
 from testbed.show.report.html import write_report
 from testbed.show.report.terminal import print_refusal, print_summary

@@ -1,4 +1,4 @@
-"""The report's charts of times: distribution of step times, where a step's time goes, one step's timeline."""
+"""Time charts of the report: step time distribution, breakdown of a step's time, one step's timeline."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from testbed.measure.results.records import JsonObject, Sample
 from testbed.plugins import short_name
-from testbed.show.report.run_data import RECEIVE, SEND, WHOLE_STEP, RunData, communicates
+from testbed.show.report.run_data import RECEIVE, SEND, WHOLE_STEP, RunData, is_communication
 from testbed.show.report.svg import (
     CHART_WIDTH,
     COLUMN_WIDTH,
@@ -25,10 +25,10 @@ from testbed.spec.units import percent_text, time_text
 from testbed.workload.send_tokens import TOKEN
 
 SERIES_COLOURS = 6
-"""How many variants the style sheet tells apart by colour; after that colours repeat, names do not."""
+"""Number of variants with distinct colours in the style sheet; after that colours repeat, names do not."""
 
 TIMELINE_RANKS = 16
-"""At most this many ranks are drawn in a timeline; `trace.json` has all of them."""
+"""Maximum number of ranks in a timeline; `trace.json` has all of them."""
 
 _LABEL_ROOM = 118
 _LABEL_ROOM_ON_PHONES = 84
@@ -39,7 +39,7 @@ _COMPUTE_HEIGHT = 10
 _COMMUNICATION_HEIGHT = 36
 _TRACK_HEIGHT = 7.0
 _LEAST_WIDTH, _THIN, _UNSEEN_GAP = 0.6, 1.2, 0.5
-_MOST_MARKS = 1500  # before thicker ones, and further apart, are drawn together
+_MOST_MARKS = 1500  # limit for coarser merging of thin marks
 _COARSENESS = (1.0, 2.0, 3.0, 4.0)
 
 Step = tuple[int, int]
@@ -47,18 +47,18 @@ Step = tuple[int, int]
 
 
 def series_class(index: int) -> str:
-    """Style class that gives a variant (by its position in the scenario) its colour."""
+    """Return the style class with a variant's colour, by its position in the scenario."""
     return f"series-{index % SERIES_COLOURS}"
 
 
 def variant_css(index: int, variant: JsonObject) -> str:
-    """Style classes of a variant's marks: its colour, and dimming when its figures cannot be relied on."""
+    """Return the style classes of a variant's marks: its colour, dimmed if its figures are untrusted."""
     status = variant["verdict"]["status"]
     return series_class(index) + (" unreliable" if status == "untrusted" else "")
 
 
 def draw_time_axis(drawing: Drawing, axis: Axis, top: float, bottom: float, about: int = 6) -> None:
-    """Vertical grid lines from `top` to `bottom`; below them the times, in one unit that suits them all."""
+    """Draw vertical grid lines from `top` to `bottom`, and below them the times in one suitable unit."""
     ticks = axis.ticks(about)
     largest = max(abs(tick) for tick in ticks)
     factor, unit = next((f, u) for f, u in ((1.0, "s"), (1e-3, "ms"), (0.0, "us")) if largest >= f)
@@ -69,7 +69,7 @@ def draw_time_axis(drawing: Drawing, axis: Axis, top: float, bottom: float, abou
 
 
 def step_time_chart(variants: Sequence[JsonObject]) -> Markup:
-    """One row per variant: quartile box, median and full range, and below it every step time as a point."""
+    """Draw one row per variant: quartile box, median, full range, and below it every step time as a point."""
     height = _TOP + _ROW * len(variants) + _AXIS_ROOM
     drawing = Drawing(COLUMN_WIDTH, height, "Step times of each variant")
     everything = [value for variant in variants for value in variant["step_time_s"]["samples"]]
@@ -89,7 +89,7 @@ def step_time_chart(variants: Sequence[JsonObject]) -> Markup:
             drawing.rect(left, middle - 8, right - left, 16, "box", radius=2, parent=group)
         drawing.line((axis(median), middle - 10), (axis(median), middle + 10), "median", parent=group)
         for position, value in enumerate(steps["samples"]):
-            # Points are spread over three heights, so that equal ones stay countable.
+            # Points are spread over three heights, so that equal ones can be counted.
             y = middle + 16 + position % 3 * 4
             drawing.circle(
                 axis(value), y, 2.8, f"{css} point", tooltip=f"step {position}: {time_text(value)}"
@@ -98,7 +98,7 @@ def step_time_chart(variants: Sequence[JsonObject]) -> Markup:
         if values[-1] > values[0]:
             below, above = 1 - values[0] / median, values[-1] / median - 1
             label += f", -{percent_text(below)} to +{percent_text(above)}"
-        # Centred over the median, moved where it would leave the plot.
+        # Centred over the median, unless it would leave the plot.
         half = text_width(label, 12) / 2
         x = min(max(axis(median), _LABEL_ROOM + half), COLUMN_WIDTH - half - 2)
         drawing.text(x, middle - 14, label, "value", anchor="middle", parent=group)
@@ -106,7 +106,7 @@ def step_time_chart(variants: Sequence[JsonObject]) -> Markup:
 
 
 def time_split_chart(variants: Sequence[JsonObject]) -> Markup:
-    """One bar per variant, from zero: compute, then the communication that compute did not hide."""
+    """Draw one bar per variant, from zero: compute, then exposed communication."""
     height = _TOP + _ROW * len(variants) + _AXIS_ROOM
     drawing = Drawing(COLUMN_WIDTH, height, "Compute and exposed communication of each variant")
     longest = max(variant["compute_s"] + variant["exposed_comm_s"] for variant in variants)
@@ -136,8 +136,8 @@ def time_split_chart(variants: Sequence[JsonObject]) -> Markup:
 # --- one step
 
 
-def steps_of(samples: Sequence[Sample]) -> dict[Step, tuple[float, float]]:
-    """First start and last end over all ranks of each step in `samples` (one variant's), in seconds."""
+def step_spans(samples: Sequence[Sample]) -> dict[Step, tuple[float, float]]:
+    """Return the first start and last end over all ranks, per step of one variant's samples, in seconds."""
     spans: dict[Step, tuple[float, float]] = {}
     for sample in samples:
         if sample.operation == WHOLE_STEP:
@@ -147,8 +147,8 @@ def steps_of(samples: Sequence[Sample]) -> dict[Step, tuple[float, float]]:
 
 
 def median_step(samples: Sequence[Sample]) -> Step | None:
-    """The step of middle duration (the shorter of the two middle ones when their number is even)."""
-    spans = steps_of(samples)
+    """Return the step of median duration (the shorter of the two middle ones for an even number)."""
+    spans = step_spans(samples)
     by_duration = sorted(spans, key=lambda step: (spans[step][1] - spans[step][0], step))
     return by_duration[(len(by_duration) - 1) // 2] if by_duration else None
 
@@ -156,23 +156,24 @@ def median_step(samples: Sequence[Sample]) -> Step | None:
 def timeline_chart(
     data: RunData, variant: str, span_s: float | None = None, width: float = CHART_WIDTH
 ) -> Markup | None:
-    """The median step of `variant`, rank by rank, on an axis of `span_s` seconds (None: its own); None without samples.
+    """Draw the median step of a variant rank by rank; None without samples.
 
-    Each rank has its compute as one row and below it what it sends and reduces, in as many rows as were in flight,
-    from the moment it was started to its completion. Receives are left out: they are posted long before. A narrow one
-    has half as many ranks, and no tooltips.
+    Each rank has one row of compute. Below it is what it sends and reduces, from start to completion, in as many rows
+    as were in flight. Receives are omitted: they are posted long before. A narrow chart has half as many ranks and no
+    tooltips.
+    span_s: length of the axis in seconds; None for the step's own.
     """
     wide = width >= CHART_WIDTH
     own = [sample for sample in data.samples if sample.variant == variant]
     step = median_step(own)
     if step is None:
         return None
-    origin, end_s = steps_of(own)[step]
-    per_rank = drawn_operations([sample for sample in own if (sample.trial, sample.step) == step])
+    origin, end_s = step_spans(own)[step]
+    per_rank = timeline_operations([sample for sample in own if (sample.trial, sample.step) == step])
     ranks = sorted(per_rank)
     ranks = ranks[:: -(-len(ranks) // (TIMELINE_RANKS if wide else TIMELINE_RANKS // 2)) or 1]
 
-    flying = {rank: [s for s in per_rank[rank] if communicates(s.operation)] for rank in ranks}
+    flying = {rank: [s for s in per_rank[rank] if is_communication(s.operation)] for rank in ranks}
     rows = {rank: pack_rows([(s.start_s, s.end_s) for s in own]) for rank, own in flying.items()}
     most = max((1 + row for own_rows in rows.values() for row in own_rows), default=0)
     row_height = min(_TRACK_HEIGHT, _COMMUNICATION_HEIGHT / max(most, 1))
@@ -183,12 +184,12 @@ def timeline_chart(
     axis = Axis(0.0, end_s - origin if span_s is None else span_s, start=room, end=width - 16)
     draw_time_axis(drawing, axis, 0, height - _AXIS_ROOM, about=10 if wide else 4)
     hosts = {host.get("rank"): host["name"] for host in data.fabric(variant)["hosts"]}
-    # y, height and samples, with shades, of each row
+    # per row: y, height, and samples with their shades
     drawn: list[tuple[float, float, list[tuple[Sample, str]]]] = []
     for index, rank in enumerate(ranks):
         top = index * band + 2
         drawing.text(0, top + 12, f"{rank} · {hosts.get(rank, '')}".rstrip(" ·"), "tick", room=room - 10)
-        here = [(sample, "") for sample in per_rank[rank] if not communicates(sample.operation)]
+        here = [(sample, "") for sample in per_rank[rank] if not is_communication(sample.operation)]
         drawn.append((top, float(_COMPUTE_HEIGHT), here))
         tracks: dict[int, list[tuple[Sample, str]]] = defaultdict(list)
         for number, (sample, row) in enumerate(zip(flying[rank], rows[rank], strict=True)):
@@ -208,10 +209,10 @@ def timeline_chart(
     return drawing.markup()
 
 
-def drawn_operations(samples: Sequence[Sample]) -> dict[int, list[Sample]]:
-    """By rank, in the order of their beginnings: what a timeline of one step's samples shows, messages until received.
+def timeline_operations(samples: Sequence[Sample]) -> dict[int, list[Sample]]:
+    """Return the operations of a step's timeline by rank, in order of start; messages last until received.
 
-    Receives are left out: they are posted long before.
+    Receives are omitted: they are posted long before.
     """
     per_rank: dict[int, list[Sample]] = defaultdict(list)
     for sample in _until_received(samples):
@@ -221,7 +222,7 @@ def drawn_operations(samples: Sequence[Sample]) -> dict[int, list[Sample]]:
 
 
 def _until_received(samples: Sequence[Sample]) -> list[Sample]:
-    """Messages end with their receiver: the sender is done with one when its kernel has it."""
+    """Extend each send to the end of its receive: the sender is done when its kernel has the message."""
     come: dict[str, list[float]] = defaultdict(list)
     for sample in sorted(samples, key=lambda sample: sample.end_s):
         if sample.operation == RECEIVE:
@@ -235,7 +236,7 @@ def _until_received(samples: Sequence[Sample]) -> list[Sample]:
 
 @dataclass
 class _Mark:
-    """Operations of a row that are drawn as one, from `left` to `right`."""
+    """Operations of a row drawn as one mark, from `left` to `right`."""
 
     samples: list[Sample]
     left: float
@@ -244,7 +245,7 @@ class _Mark:
 
     @property
     def tooltip(self) -> str:
-        """What it is, or the first and the last are."""
+        """The operation, or the first and the last one, with their time."""
         first, last = self.samples[0], self.samples[-1]
         words = f"rank {first.rank}, {short_name(first.operation)} {first.name}"
         if last is not first:
@@ -256,15 +257,15 @@ class _Mark:
 def _marks(
     axis: Axis, samples: Sequence[tuple[Sample, str]], origin: float, coarseness: float
 ) -> list[_Mark]:
-    """What a row shows of samples in their order, each with its shade.
+    """Merge a row's samples, each with its shade, into marks.
 
-    Thin ones that nobody could tell from their neighbours are one: a step of requests has ten thousands. coarseness: by
-    how much thicker they may be, and further apart.
+    Thin neighbours that cannot be distinguished become one mark: a step of requests has tens of thousands. coarseness:
+    factor on the thickness and distance up to which they are merged.
     """
     marks: list[_Mark] = []
     for sample, shade in samples:
         left, right = axis(sample.start_s - origin), axis(sample.end_s - origin)
-        kind = "communication" if communicates(sample.operation) else sample.operation
+        kind = "communication" if is_communication(sample.operation) else sample.operation
         mark = _Mark([sample], left, max(right, left + _LEAST_WIDTH), f"op-{kind}")
         thin = mark.right - mark.left < coarseness * _THIN
         before = marks[-1] if marks else None

@@ -1,4 +1,4 @@
-"""The page of a diagnosis, and what a report says of slow or disturbed runs."""
+"""The page of a diagnosis, and the report's section on slow or disturbed runs."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ DIAGNOSIS_FILE = "diagnosis.html"
 
 
 def write_diagnosis(run: Path, found: Mapping[str, Diagnosis]) -> Path:
-    """Write the page into a run's folder. found: by part of the run, "" of a whole."""
+    """Write the page into a run's folder. found: by part of the run, "" for a whole run."""
     path = run / DIAGNOSIS_FILE
     path.write_text(render_diagnosis(run.resolve().name, found), encoding="utf-8")
     return path
 
 
 def render_diagnosis(name: str, found: Mapping[str, Diagnosis]) -> str:
-    """The page's HTML."""
+    """Render the page's HTML."""
     content = {
         "name": name,
         "parts": list(found.items()),
@@ -36,10 +36,10 @@ def render_diagnosis(name: str, found: Mapping[str, Diagnosis]) -> str:
     return render_page("diagnosis.html.j2", content)
 
 
-def suspected(run_dir: Path, variants: Sequence[Variant]) -> list[tuple[str, Diagnosis]]:
-    """Of variants that were slower than predicted, or that events disturbed: what their dumps say, if anything.
+def diagnose_suspects(run_dir: Path, variants: Sequence[Variant]) -> list[tuple[str, Diagnosis]]:
+    """Return the diagnoses of variants that were slower than predicted or had events, from their dumps.
 
-    Of a run without dumps, or with broken ones, nothing: its figures are what they are.
+    A run without dumps, or with broken ones, has none.
     """
     disturbed = (run_dir / EVENTS).exists()
     asked = [
@@ -59,13 +59,13 @@ def suspected(run_dir: Path, variants: Sequence[Variant]) -> list[tuple[str, Dia
         return []
     found = []
     for part in parts:
-        # a part is of one variant, and of its trials from one on; or of all
+        # a part covers one variant from one of its trials on; or all variants
         name = next((name for name in asked if re.fullmatch(rf"{re.escape(name)}(-\d+)?", part.name)), None)
         if (name is not None or not part.name) and (own := diagnose(part.dumps, part.paths)).verdicts:
             found.append((part.name, own))
     return found
 
 
-def suspicion_words(name: str, found: Diagnosis) -> str:
-    """One line for a terminal, of a part of a run."""
+def suspicion_text(name: str, found: Diagnosis) -> str:
+    """Return one line for the terminal, for a part of a run."""
     return f"{name}: {verdict_line(found.verdicts[0])}" if name else verdict_line(found.verdicts[0])

@@ -1,4 +1,4 @@
-"""The page of an exploration: results, confirmation, scatter plot and sensitivity map."""
+"""The page of an exploration: results, confirmation, scatter plots and sensitivity map."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from testbed.show.report.exploration_findings import (
     Row,
     best_of,
     describe_findings,
-    paired,
+    pair_rows,
     whole_step_s,
 )
 from testbed.show.report.pages import render_page
@@ -34,7 +34,7 @@ from testbed.show.report.svg import (
     Axis,
     Box,
     Drawing,
-    for_any_width,
+    draw_responsive,
     padded_range,
     shorten,
     text_width,
@@ -45,16 +45,16 @@ PAGE = "exploration.html"
 
 
 def write_exploration(folder: Path, document: JsonObject, confirmed: Result | None = None) -> Path:
-    """Write the page of an exploration's `exploration.json`; confirmed: the run that confirms it."""
+    """Write the page of an `exploration.json`. confirmed: the run that confirms it."""
     page = folder / PAGE
     page.write_text(render_exploration(document, confirmed), encoding="utf-8")
     return page
 
 
 def render_exploration(document: JsonObject, confirmed: Result | None) -> str:
-    """The page's HTML."""
+    """Render the page's HTML."""
     rows = compared_rows(document, confirmed)
-    shown = paired(rows)
+    shown = pair_rows(rows)
     work = StepWork(**document["work"]) if document["work"] else None
     shown = [{**row, "rates": compute_rates(work, whole_step_s(row))} for row in shown]
     content = {
@@ -79,15 +79,15 @@ def render_exploration(document: JsonObject, confirmed: Result | None) -> str:
 
 
 def _sensitivity(document: JsonObject, rows: Sequence[Row]) -> Markup | None:
-    found = document.get("sensitivity")  # searches of before have none
+    found = document.get("sensitivity")  # older searches have none
     baseline = next((row["of"] for row in rows if row["kind"] == BASELINE), None)
     if not found or not baseline:
         return None
-    return for_any_width(partial(sensitivity_chart, found, baseline))
+    return draw_responsive(partial(sensitivity_chart, found, baseline))
 
 
 def compared_rows(document: JsonObject, confirmed: Result | None = None) -> list[Row]:
-    """What is compared, with what was measured of it, by the name of its variant."""
+    """Return the compared entries, each with what was measured of it, by its variant's name."""
     variants = {variant.name: variant for variant in confirmed.variants} if confirmed else {}
     rows = []
     for entry in document["compared"]:
@@ -97,9 +97,9 @@ def compared_rows(document: JsonObject, confirmed: Result | None = None) -> list
 
 
 def front_chart(document: JsonObject, rows: Sequence[Row]) -> Markup:
-    """Every configuration that fits: predicted step time against bytes between buildings; those on the front filled.
+    """Plot predicted step time against bytes between buildings for all that fits; the Pareto front is filled.
 
-    rows: what is compared, whose points have their names.
+    rows: compared entries, whose points are named.
     """
     front = {_place(entry) for entry in document["pareto"]}
     named: dict[tuple[float, float], list[Row]] = {}
@@ -120,16 +120,16 @@ def front_chart(document: JsonObject, rows: Sequence[Row]) -> Markup:
 
 
 def _place(entry: JsonObject) -> tuple[float, float]:
-    """Where it is in the chart."""
+    """Return an entry's coordinates in the chart."""
     return float(entry["step_time_s"]), float(entry["wan_bytes"])
 
 
 def agreement_chart(rows: Sequence[JsonObject]) -> Markup:
-    """Predicted step time (to the right) against measured (upwards) of what was confirmed; a line where both agree."""
+    """Plot measured against predicted step times of confirmed entries, with the diagonal."""
     points = []
     for row in rows:
         if row["measured"]:
-            # of the same network: the one that was emulated may be a scale model
+            # the prediction for the emulated network, which may be a scale model
             predicted_s = row["measured"].predicted.step_time_s
             median_s = row["measured"].step_time_s.median
             tooltip = f"{row['name']}: predicted {time_text(predicted_s)}, measured {time_text(median_s)}"
@@ -139,11 +139,11 @@ def agreement_chart(rows: Sequence[JsonObject]) -> Markup:
 
 _HEIGHT, _LEFT, _BOTTOM, _TOP, _RIGHT = 320.0, 76.0, 30.0, 12.0, 16.0
 _RADIUS, _FONT, _LINE = 4.5, 12, 15.0
-_TOLD = 4  # of points that are drawn as one, so many say what they are
+MAX_TOOLTIPS = 4  # points of a mark whose tooltips are shown
 
 
 class Point(NamedTuple):
-    """x in seconds; css: classes of the mark; name: stands beside it; empty: only the tooltip says what it is."""
+    """A point. x: seconds. css: classes of its mark. name: drawn next to it; if empty, only the tooltip names it."""
 
     x: float
     y: float
@@ -154,7 +154,7 @@ class Point(NamedTuple):
 
 @dataclass
 class _Mark:
-    """Points that are drawn as one, where the first of them is."""
+    """Points drawn as one mark, at the place of the first."""
 
     x: float
     y: float
@@ -166,13 +166,13 @@ class _Mark:
 
     @property
     def tooltip(self) -> str:
-        more = len(self.points) - _TOLD
-        told = [point.tooltip for point in self.points[:_TOLD]]
-        return "\n".join([*told, *([f"and {more:,} more here"] if more > 0 else [])])
+        more = len(self.points) - MAX_TOOLTIPS
+        tooltips = [point.tooltip for point in self.points[:MAX_TOOLTIPS]]
+        return "\n".join([*tooltips, *([f"and {more:,} more here"] if more > 0 else [])])
 
 
 def scatter(points: Sequence[Point], label: str, *, sizes: bool) -> Markup:
-    """Times to the right; upwards sizes, or times on the same axis, with a line where both are the same."""
+    """Plot times to the right and sizes upwards, or times on both axes with the diagonal."""
     drawing = Drawing(COLUMN_WIDTH, _HEIGHT, label)
     bottom = _HEIGHT - _BOTTOM
     across, upwards = [point.x for point in points], [point.y for point in points]
@@ -199,7 +199,7 @@ def scatter(points: Sequence[Point], label: str, *, sizes: bool) -> Markup:
 
 
 def _marks(points: Sequence[Point], x_axis: Axis, y_axis: Axis) -> list[_Mark]:
-    """None overlaps another; those with names come first and give their colour."""
+    """Merge overlapping points into marks; named points come first and set the colour."""
     marks: list[_Mark] = []
     cells: dict[tuple[int, int], list[_Mark]] = {}
     for point in sorted(points, key=lambda point: not point.name):
@@ -224,7 +224,7 @@ def _draw_names(drawing: Drawing, marks: Sequence[_Mark]) -> None:
         width = text_width(mark.name, _FONT) + 4
         place = next((box for box in _places(mark, width) if not any(map(box.overlap, taken))), None)
         if place is None:
-            continue  # the tooltip and the table have it
+            continue  # the tooltip and the table have the name
         taken.append(place)
         away = math.hypot(place.x - mark.x, place.y - mark.y) > width / 2 + 3 * _RADIUS
         if away:
@@ -234,7 +234,7 @@ def _draw_names(drawing: Drawing, marks: Sequence[_Mark]) -> None:
 
 
 def _places(mark: _Mark, width: float) -> Iterator[Box]:
-    """Beside, above and below it, ever further away; within the drawing."""
+    """Yield places for a name next to, above and below its mark, ever further away but within the drawing."""
     left, right = _LEFT + width / 2, COLUMN_WIDTH - 4 - width / 2
     for ring in range(1, 9):
         high = ring * (_LINE + 1)
@@ -253,13 +253,13 @@ def _places(mark: _Mark, width: float) -> Iterator[Box]:
 
 
 _LABELS, _LABELS_ON_PHONES, _TOP, _ROW, _GAP = 150.0, 96.0, 54.0, 34.0, 40.0
-_SHADES, _FULL = 6, 0.5  # shades, and the share of time from which on it is the darkest
+_SHADES, _FULL = 6, 0.5  # number of shades; share of time from which the darkest is used
 
 
 def sensitivity_chart(found: JsonObject, baseline: str, width: float = CHART_WIDTH) -> Markup:
-    """Two triangles: the baseline takes over from the best, the best gives back; on the diagonals one choice alone.
+    """Draw two triangles: the baseline with the best's choices, the best with the baseline's choices.
 
-    Narrow, they are one above the other.
+    The diagonals have single choices. In a narrow drawing one triangle is above the other.
     """
     choices = list(found["choices"])
     narrow = width < CHART_WIDTH

@@ -11,46 +11,46 @@ from testbed.measure.results.result import Variant
 from testbed.net.paths.buffer_checks import ShortQueue
 from testbed.prediction.search import Configuration
 from testbed.prediction.search.baselines import AS_GIVEN
-from testbed.prediction.search.evaluation import short
+from testbed.prediction.search.evaluation import short_name
 from testbed.prediction.step_flops import StepWork
-from testbed.show.report.variant_text import rates_words, speedup, speedup_interval
+from testbed.show.report.variant_text import rates_text, speedup, speedup_interval
 from testbed.spec.search_space import DEFAULT_BASELINES
 from testbed.spec.units import percent_text, size_text, time_text
 
-# of what is compared, in the order of their colours
+# kinds of compared entries, in the order of their colours
 KINDS = BASELINE, SINGLE, BEST, RANDOM = "baseline", "single", "best", "random"
 BY_MODEL = "by the model"
 
 Row = dict[str, Any]
-"""An entry of what is compared, with what was `measured` of it, or None."""
+"""A compared entry, with what was `measured` of it, or None."""
 
 
 def describe_findings(document: JsonObject, rows: Sequence[Row]) -> list[str]:
-    """Sentences: the best, what it gains, what each dimension is worth alone, what has no effect, how sure that is.
+    """Return sentences on the best, its gain, the worth of each dimension alone, what has no effect, and the accuracy.
 
-    Where nothing was measured, what to confirm next.
-    document: of `exploration.json`; rows: what it compares.
+    If nothing was measured, the last one says what to confirm next.
+    document: an `exploration.json`. rows: its compared entries.
     """
-    return [*found_words(document, rows), *sure_words(document, rows)]
+    return [*describe_results(document, rows), *describe_accuracy(document, rows)]
 
 
-def found_words(document: JsonObject, rows: Sequence[Row]) -> list[str]:
-    """All that is not of how sure it is."""
+def describe_results(document: JsonObject, rows: Sequence[Row]) -> list[str]:
+    """Return all sentences except those on the accuracy."""
     best = best_of(rows)
-    queues = document.get("short_queues", [])  # searches of before have none of either
+    queues = document.get("short_queues", [])  # older searches have none
     return [
         _best(document, best),
-        *_gains(document, best, [row for row in rows if row["kind"] == BASELINE]),
-        *_alone(rows),
+        *_describe_gains(document, best, [row for row in rows if row["kind"] == BASELINE]),
+        *_describe_dimensions(rows),
         *_indifferent(document["indifferent"], document.get("kept")),
         *_recorded(document.get("recorded")),
-        *([short_queue_words([ShortQueue(*one) for one in queues])] if queues else []),
+        *([describe_short_queues([ShortQueue(*one) for one in queues])] if queues else []),
         *_by_packets(document.get("rungs", [])),
     ]
 
 
-def sure_words(document: JsonObject, rows: Sequence[Row]) -> list[str]:
-    """How far off the model was: here, where it was held against packets, else at points that were; what to confirm."""
+def describe_accuracy(document: JsonObject, rows: Sequence[Row]) -> list[str]:
+    """Describe the model's error here, if measured, else at measured points like this one, and what to confirm."""
     right, best = document["agreement"], best_of(rows)
     if right:
         return [
@@ -62,16 +62,16 @@ def sure_words(document: JsonObject, rows: Sequence[Row]) -> list[str]:
     command, errors = document.get("confirm"), document.get("model_errors")  # older searches have neither
     if not errors:
         by = f"`{command}`" if command else "--confirm"
-        return [f"Nothing of it was measured yet; {by} runs what is compared on the emulated network."]
+        return [f"Nothing was measured yet; {by} runs the compared configurations on the emulated network."]
     return [
-        _error(errors),
-        *_too_little(document, best, float(errors["median"])),
-        f"{_near(document['near'], best)} `{command}` runs that on the emulated network.",
+        _describe_error(errors),
+        *_describe_small_gains(document, best, float(errors["median"])),
+        f"{_describe_near(document['near'], best)} `{command}` runs that on the emulated network.",
     ]
 
 
 def best_of(rows: Sequence[Row]) -> Row:
-    """The very best of what is compared: the quickest that was measured and is not untrusted, or the first."""
+    """Return the fastest of the best that was measured and is not untrusted, or the first."""
     best = [row for row in rows if row["kind"] == BEST]
     trusted = [row for row in best if row["measured"] and row["measured"].verdict.status != "untrusted"]
     return min(trusted, key=whole_step_s, default=best[0])
@@ -84,23 +84,23 @@ def _best(document: JsonObject, best: Row) -> str:
     if document["work"]:
         work = StepWork(**document["work"])
         if rates := compute_rates(work, whole_step_s(best)):
-            told.append(rates_words(rates))
-        told.append(_least(work.computing_s))
+            told.append(rates_text(rates))
+        told.append(_lower_bound_text(work.computing_s))
     elif recorded := document.get("recorded"):
-        told.append(_least(recorded["computing_s"]))
+        told.append(_lower_bound_text(recorded["computing_s"]))
     return f"The best: {best['configuration']}. {', '.join(told)}."
 
 
-def _least(computing_s: float) -> str:
-    return f"no less than {time_text(computing_s)} by computing alone"
+def _lower_bound_text(computing_s: float) -> str:
+    return f"at least {time_text(computing_s)} for compute alone"
 
 
-def _gains(document: JsonObject, best: Row, baselines: Sequence[Row]) -> Iterator[str]:
-    """Over the quickest baseline, tuned or not, and over each of them."""
+def _describe_gains(document: JsonObject, best: Row, baselines: Sequence[Row]) -> Iterator[str]:
+    """Compare with the fastest baseline, tuned or not, and with each of the first one's forms."""
     if not baselines:
         return
     quickest = min(baselines, key=whole_step_s)
-    ratio, how = _ratio(best, quickest)
+    ratio, how = _speed_up(best, quickest)
     errors = document.get("model_errors")
     if how == BY_MODEL and errors and 1 < ratio < 1 + errors["median"]:
         how += ", less than its error"
@@ -114,7 +114,7 @@ def _gains(document: JsonObject, best: Row, baselines: Sequence[Row]) -> Iterato
             "the search was not given."
         )
     first = [row for row in baselines if row["of"] == baselines[0]["of"] and row is not quickest]
-    each = [f"{_ratio(best, row)[0]:.2f}x over {_given(row)}" for row in first]
+    each = [f"{_speed_up(best, row)[0]:.2f}x over {_given(row)}" for row in first]
     if each:
         yield f"{' and '.join(each)}."
 
@@ -125,13 +125,13 @@ def _given(row: Row) -> str:
     return str(row["name"] if row["tuned"] else f"{row['of']} as given")
 
 
-def _alone(rows: Sequence[Row]) -> Iterator[str]:
+def _describe_dimensions(rows: Sequence[Row]) -> Iterator[str]:
     singles = [row for row in rows if row["kind"] == SINGLE]
     base = next((row for row in rows if row["kind"] == BASELINE and not row["tuned"]), None)
     worth: dict[str, list[str]] = {}
     for row in singles:
         if base is not None:
-            ratio, _ = _ratio(row, base)
+            ratio, _ = _speed_up(row, base)
             more = "with degrees " if row["tuned"] else ""
             worth.setdefault(row["of"].removeprefix("only "), []).append(f"{more}{ratio:.2f}x")
     if worth and base is not None:
@@ -140,7 +140,7 @@ def _alone(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _indifferent(indifferent: JsonObject, kept: Sequence[str] | None) -> Iterator[str]:
-    """kept: of what is the scenario's own value; None: older searches do not say."""
+    """kept: paths with the scenario's own value; None for older searches."""
     if not indifferent:
         return
     if kept is None:
@@ -157,13 +157,13 @@ def _recorded(recorded: JsonObject | None) -> Iterator[str]:
     if recorded:
         planners = ", ".join(DEFAULT_BASELINES)
         yield (
-            f"What each rank does is as recorded, so planners of parallelism ({planners}) are not among what it is "
+            f"Each rank's operations are as recorded, so parallelism planners ({planners}) are not among what it is "
             "held against."
         )
 
 
 def _by_packets(rungs: Sequence[JsonObject]) -> Iterator[str]:
-    """Of how many the best were chosen on the network, and where the quickest of them had stood."""
+    """Describe how packets reordered the model's best configurations."""
     if not rungs:
         return
     by_model = sorted(rungs[0]["candidates"], key=lambda one: float(one["predicted_s"]))
@@ -178,81 +178,82 @@ def _by_packets(rungs: Sequence[JsonObject]) -> Iterator[str]:
         yield f"{told}its number {place + 1}, {less} less time than its first."
 
 
-def _error(errors: JsonObject) -> str:
-    """Of the model, at points like this one."""
+def _describe_error(errors: JsonObject) -> str:
+    """Describe the model's error at points like this one."""
     median, of = percent_text(errors["median"]), f"{errors['of']} that were measured"
     each = f"{median} off in the median of {of}"
     if errors["points"] > 1:
         each = f"at most {median} off in the median of each of {errors['points']} networks ({of})"
     worst = f"{percent_text(errors['worst'])} at the worst of {errors['measured']}"
-    told = f"{each}, {worst}; differences below {median} are not told apart."
-    return f"At such points ({errors['what']}) the model was {told}"
+    told = f"{each}, {worst}; it cannot distinguish differences below {median}."
+    return f"At points like this one ({errors['what']}) the model was {told}"
 
 
-def _too_little(document: JsonObject, best: Row, median: float) -> Iterator[str]:
-    """What the best has that gains less than the model is off: by what it loses by giving that back alone."""
+def _describe_small_gains(document: JsonObject, best: Row, median: float) -> Iterator[str]:
+    """Name the best's choices that gain less than the model's error, by what giving them back alone costs."""
     found = document.get("sensitivity")
     if not found:
         return
-    told = {short(path) for path in document["indifferent"]}
+    told = {short_name(path) for path in document["indifferent"]}
     gains = []
     for entry in found["given_back"]:
         alone, step_s = entry["choices"], entry["step_time_s"]
         if len(alone) > 1 or step_s is None or alone[0] in told:
             continue
         if 0 <= step_s / found["best_s"] - 1 < median:
-            own = {path: value for path, value in best["changes"].items() if short(path) == alone[0]}
+            own = {path: value for path, value in best["changes"].items() if short_name(path) == alone[0]}
             what, gain = str(Configuration(own)) or alone[0], 1 - found["best_s"] / step_s
             gains.append(f"{what} ({percent_text(gain)})" if gain else f"{what} (nothing)")
     if gains:
         yield (
-            f"What gains less than that, alone: {', '.join(gains)}. Kept only as the model has nothing quicker."
+            f"Each of these gains less than that alone: {', '.join(gains)}. "
+            "Kept only because the model has nothing faster."
         )
 
 
-def _near(near: JsonObject, best: Row) -> str:
-    """Those that the model does not tell from the best, by what they have that it has not."""
+def _describe_near(near: JsonObject, best: Row) -> str:
+    """Name configurations within the model's error of the best, by how they differ from it."""
     first, count = near["first"], near["count"]
     if count == 1:
-        return "To confirm next: the best, as nothing else is within the model's error of it."
-    each = "; ".join(f"{difference(best, one)}, {time_text(one['step_time_s'])}" for one in first[1:])
+        return "To confirm next: the best, since nothing else is within the model's error of it."
+    each = "; ".join(f"{difference_text(best, one)}, {time_text(one['step_time_s'])}" for one in first[1:])
     which = f"the first {len(first) - 1} of " if each and count > len(first) else ""
     told = f" ({each})" if each else ""
     return f"To confirm next: the best and {which}{count - 1} within the model's error of it{told}."
 
 
-def difference(best: Row, row: JsonObject) -> str:
-    """What a configuration has that the best has not: "policy ecmp"; nothing where that is nothing."""
+def difference_text(best: Row, row: JsonObject) -> str:
+    """Describe how a configuration differs from the best: "policy ecmp"; empty if it does not."""
     changes = {path: value for path, value in row["changes"].items() if best["changes"].get(path) != value}
     return str(Configuration(changes))
 
 
-def short_queue_words(queues: Sequence[ShortQueue]) -> str:
-    """That the model is too quick where they overflow; there are some."""
+def describe_short_queues(queues: Sequence[ShortQueue]) -> str:
+    """Warn that the model is too fast where short queues overflow."""
     each = ", ".join(
         f"{one.here} to {one.there} {size_text(one.queue_bytes)} of {size_text(one.bdp_bytes)}"
         for one in queues
     )
     return (
         f"Queues that hold less than a round trip of bytes: {each}. "
-        "Where they overflow steps take longer than the model says, which knows nothing of that."
+        "Where they overflow steps take longer than the model predicts, which does not cover this."
     )
 
 
 def step_time_s(row: Row) -> float:
-    """Measured where it was."""
+    """Return the step time, measured if possible."""
     measured: Variant | None = row["measured"]
     return float(measured.step_time_s.median if measured else row["step_time_s"])
 
 
 def whole_step_s(row: Row) -> float:
-    """The mean over all steps where it was measured, stalls included: what rates and speed-ups go by."""
+    """Return the mean time per step, stalls included, if measured: the base of rates and speed-ups."""
     measured: Variant | None = row["measured"]
     return measured.done.step_s if measured else float(row["step_time_s"])
 
 
-def _ratio(quick: Row, slow: Row) -> tuple[float, str]:
-    """How many times as fast, and by what that is known."""
+def _speed_up(quick: Row, slow: Row) -> tuple[float, str]:
+    """Return the speed-up, and how it is known."""
     one, other = quick["measured"], slow["measured"]
     if not (one and other):
         return slow["step_time_s"] / quick["step_time_s"], BY_MODEL
@@ -262,8 +263,8 @@ def _ratio(quick: Row, slow: Row) -> tuple[float, str]:
     return speedup(one, other), f"measured{sure}"
 
 
-def paired(rows: Sequence[Row]) -> list[Row]:
-    """Those to show, one for each name: as tuned where that fits, with the same `as_given` beside it, or None."""
+def pair_rows(rows: Sequence[Row]) -> list[Row]:
+    """Return one row per name: the tuned one if it fits, with the other as `as_given`, or None."""
     shown: dict[str, Row] = {}
     for row in rows:
         if row["kind"] not in (BASELINE, SINGLE):

@@ -1,6 +1,6 @@
-"""All scenarios that come with the testbed, as a page: each with its question, its command and its network drawn.
+"""The gallery page of all scenarios shipped with the testbed: question, command and network drawing of each.
 
-Question and commands are those of the scenario's own comment: `testbed.spec.examples.header`.
+Question and commands come from the scenario's own comment: `testbed.spec.examples.header`.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ GROUPS = {
     "inference": "Requests served",
     "transports": "Transports side by side",
 }
-"""Headings, by the folder of a scenario."""
+"""Headings by folder of the scenario."""
 
 
 def network_svg(file: Path) -> str:
-    """The network of a scenario's file, as `testbed graph` draws it. ConfigError."""
+    """Return the network drawing of a scenario file, like `testbed graph`. Raises ConfigError."""
     return draw_topology(load_scenario(file).topology.resolve(), "svg")
 
 
 def write_gallery(folder: Path, files: Mapping[str, Path] | None = None) -> list[Path]:
-    """Writes the page and its pictures into `folder`, and says what was written.
+    """Write the page and its pictures into a folder, and return all files written.
 
-    The page's links to scenarios lead to a folder `scenarios` beside it. files: by name; None: all that are shipped.
+    The page links to scenarios in a sibling folder `scenarios`. files: by name; None for all that are shipped.
     """
     scenarios = shipped("scenarios") if files is None else files
     pictures = folder / PICTURES
@@ -54,8 +54,8 @@ def _page(headers: Mapping[str, Header]) -> str:
     lines = [
         "# Gallery",
         "",
-        f"All {len(headers)} scenarios that come with the testbed: what each asks, the command that answers, and its "
-        "network. They go by name in every command, and `testbed init FOLDER --scenario NAME` copies one to edit.",
+        f"All {len(headers)} scenarios that come with the testbed: the question, the command that answers it, and the "
+        "network of each. Every command takes them by name; `testbed init FOLDER --scenario NAME` copies one to edit.",
         "",
     ]
     groups: dict[str, list[str]] = {}

@@ -1,4 +1,4 @@
-"""The report of a run: one HTML file that needs nothing else, neither network nor script."""
+"""The report of a run: one self-contained HTML file without network access or scripts."""
 
 from __future__ import annotations
 
@@ -16,43 +16,47 @@ from testbed.show.report.charts import (
     TIMELINE_RANKS,
     median_step,
     series_class,
+    step_spans,
     step_time_chart,
-    steps_of,
     time_split_chart,
     timeline_chart,
 )
-from testbed.show.report.diagnosis_page import suspected
+from testbed.show.report.diagnosis_page import diagnose_suspects
 from testbed.show.report.pages import render_page
 from testbed.show.report.panels.added import added_panels
 from testbed.show.report.run_data import RunData, load_run
 from testbed.show.report.serving import decoding_rows, latency_chart, load_chart, most_within, serving_rows
 from testbed.show.report.shared_sections import (
-    counted,
+    count_by_invariant,
+    describe_replication,
     pause_rows,
     port_rows,
     reasons,
     replicas_chart,
-    replication_words,
 )
-from testbed.show.report.svg import for_any_width
+from testbed.show.report.svg import draw_responsive
 from testbed.show.report.topology import topology_drawing
 from testbed.show.report.trace import write_trace
 from testbed.show.report.utilisation import utilisation_over_time_chart, utilisation_per_step_chart
-from testbed.show.report.variant_text import deviation, opening
+from testbed.show.report.variant_text import deviation, opening_sentences
 from testbed.spec.units import time_text
 
 REPORT_FILE = "report.html"
 TRACE_FILE = "trace.json"
 _PACKETS = ("drops", "losses", "cut_losses", "marks")
-_JUDGED = (False, None, True)  # what did not hold first, what does not apply before what held
+_JUDGED = (False, None, True)  # order: failed, not applicable, held
 
 
 def write_report(run_dir: Path, panels: Sequence[str] = ()) -> Path:
-    """Writes `report.html`, and `trace.json` beside it, into a finished run's directory; returns the report.
+    """Write `report.html` and `trace.json` into the directory of a finished run; return the report's path.
 
-    panels: names, or FILE.py:NAME, of drawings beyond the report's own. Reads summary.json, manifest.json,
-    scenario.yaml, samples.jsonl and links.jsonl. Raises `BadResult` (naming file and line) when one of them is missing
-    or broken, PluginError for a panel that does not draw.
+    Args:
+        run_dir: With summary.json, manifest.json, scenario.yaml, samples.jsonl and links.jsonl.
+        panels: Additional drawings, by name or as FILE.py:NAME.
+
+    Raises:
+        BadResult: A file is missing or broken; the message names file and line.
+        PluginError: A panel cannot draw.
     """
     data = load_run(run_dir)
     write_trace(data, run_dir / TRACE_FILE)
@@ -62,12 +66,12 @@ def write_report(run_dir: Path, panels: Sequence[str] = ()) -> Path:
 
 
 def render_report(data: RunData, panels: Sequence[str] = ()) -> str:
-    """The report's HTML."""
+    """Render the report's HTML."""
     return render_page("report.html.j2", {**_content(data), "panels": added_panels(data, panels)})
 
 
 def _content(data: RunData) -> dict[str, Any]:
-    """Everything the template shows."""
+    """Return everything the template shows."""
     return {
         "summary": data.summary,
         "manifest": data.manifest,
@@ -75,32 +79,34 @@ def _content(data: RunData) -> dict[str, Any]:
         "scenario_text": data.scenario_text,
         "facts": _facts(data),
         "variants": [_variant(data, index, variant) for index, variant in enumerate(data.variants)],
-        "answer": opening(data.result.variants),
-        "reasons": (told := reasons(data.result.variants)),
-        "more_reasons": counted(told[1]),
+        "answer": opening_sentences(data.result.variants),
+        "reasons": (shown_reasons := reasons(data.result.variants)),
+        "more_reasons": count_by_invariant(shown_reasons[1]),
         "rated": any(variant.rates for variant in data.result.variants),
         "step_times": step_time_chart(data.variants),
         "time_split": time_split_chart(data.variants),
-        "per_step": for_any_width(partial(utilisation_per_step_chart, data.variants)),
+        "per_step": draw_responsive(partial(utilisation_per_step_chart, data.variants)),
         "queues": _queues(data),
         "port_drops": port_rows(data.result.variants),
         "pauses": pause_rows(data.result.variants),
         "connections": _connections(data),
         "trainings": _trainings(data),
-        "over_time": for_any_width(partial(utilisation_over_time_chart, data)),
+        "over_time": draw_responsive(partial(utilisation_over_time_chart, data)),
         "events": data.events,
-        "replicas": for_any_width(partial(replicas_chart, data.variants)),
-        "replicas_words": [words for variant in data.result.variants for words in replication_words(variant)],
+        "replicas": draw_responsive(partial(replicas_chart, data.variants)),
+        "replicas_words": [
+            words for variant in data.result.variants for words in describe_replication(variant)
+        ],
         "requests": serving_rows(data.variants),
         "decoding": decoding_rows(data.variants),
-        "latencies": for_any_width(partial(latency_chart, data.variants)),
-        "load_curves": for_any_width(partial(load_chart, data.variants)),
+        "latencies": draw_responsive(partial(latency_chart, data.variants)),
+        "load_curves": draw_responsive(partial(load_chart, data.variants)),
         "most_within": most_within(data.variants),
         "dimensionless": data.summary.get("dimensionless", []),
         "timelines": _timelines(data),
         "trace_file": TRACE_FILE,
         "environment": _environment(data.manifest),
-        "suspected": suspected(data.run_dir, data.result.variants),
+        "suspected": diagnose_suspects(data.run_dir, data.result.variants),
         "meanings": MEANINGS,
         "since": since_text,
         "scale": data.scale,
@@ -119,12 +125,12 @@ def _variant(data: RunData, index: int, variant: JsonObject) -> JsonObject:
         "with_stalls": typed.done.with_stalls,
         "judged": sorted(typed.verdict.invariants, key=lambda entry: _JUDGED.index(entry.ok)),
         "wan_deviation": deviation(typed.wan_bytes),
-        "drawing": for_any_width(partial(topology_drawing, data, variant)),
+        "drawing": draw_responsive(partial(topology_drawing, data, variant)),
     }
 
 
 def _queues(data: RunData) -> list[JsonObject]:
-    """For each variant and direction between two buildings: queues, packets of all planes, and their balance."""
+    """Return queues, packets over all planes and plane balance, per variant and direction between two buildings."""
     rows: list[JsonObject] = []
     for variant in data.variants:
         balance = {(entry["from"], entry["to"]): entry for entry in variant.get("plane_balance", ())}
@@ -143,7 +149,7 @@ def _queues(data: RunData) -> list[JsonObject]:
 
 
 def _trainings(data: RunData) -> list[JsonObject]:
-    """Where the time of steps went, by variant; shares are of the step's time."""
+    """Return the breakdown of step times, per variant; shares are of the step's time."""
     found = []
     for variant in data.variants:
         if (training := variant.get("training")) is None:
@@ -158,7 +164,7 @@ def _trainings(data: RunData) -> list[JsonObject]:
         found.append(
             {
                 "name": variant["name"],
-                "schedule": None,  # of steps with `parallelism` alone
+                "schedule": None,  # only steps with `parallelism` have one
                 **training,
                 "rows": [{**row, "share": row["seconds"] / total_s} for row in rows],
                 "tiers": [{"where": TIER_TEXTS[tier], **sent} for tier, sent in training["bytes"].items()],
@@ -169,7 +175,7 @@ def _trainings(data: RunData) -> list[JsonObject]:
 
 
 def _connections(data: RunData) -> list[JsonObject]:
-    """For each variant and direction between two buildings: round trips and retransmissions of its connections."""
+    """Return round trips and retransmissions, per variant and direction between two buildings."""
     return [
         {"variant": variant["name"], **row}
         for variant in data.variants
@@ -179,7 +185,7 @@ def _connections(data: RunData) -> list[JsonObject]:
 
 
 def _facts(data: RunData) -> list[str]:
-    """What was run, in a few words each; from the scenario's workload, whatever keys it has."""
+    """Return short facts on the run, from whatever keys the scenario's workload has."""
     fabric = data.manifest["fabric"]
     buildings = len({host["building"] for host in fabric["hosts"]})
     ranks = max((variant["ranks"] for variant in data.variants), default=0)
@@ -198,24 +204,24 @@ def _facts(data: RunData) -> list[str]:
 
 
 def _control(control: JsonObject) -> str:
-    """How long control takes, in a few words."""
+    """Describe the control plane's delays in a few words."""
     if not any(control.values()):
-        return "control takes no time"
-    seen = f"a cut is seen after {time_text(control['carrier_down_s'])}"
+        return "control plane without delay"
+    seen = f"a link cut is detected after {time_text(control['carrier_down_s'])}"
     rules = f"{time_text(control['rule_s'])} a rule"
     return f"{seen}, the controller reacts in {time_text(control['reaction_s'])}, {rules}"
 
 
 def _timelines(data: RunData) -> list[JsonObject]:
-    """One entry per variant with samples; all on the same time axis, so that lengths compare."""
-    chosen = []
+    """Return one entry per variant with samples, all on the same time axis so that lengths compare."""
+    shown = []
     for variant in data.variants:
         own = [sample for sample in data.samples if sample.variant == variant["name"]]
         step = median_step(own)
         if step is not None:
-            start, end = steps_of(own)[step]
-            chosen.append((variant, step, end - start, len({sample.rank for sample in own})))
-    longest = max((duration for _, _, duration, _ in chosen), default=0.0)
+            start, end = step_spans(own)[step]
+            shown.append((variant, step, end - start, len({sample.rank for sample in own})))
+    longest = max((duration for _, _, duration, _ in shown), default=0.0)
     return [
         {
             "name": variant["name"],
@@ -225,14 +231,14 @@ def _timelines(data: RunData) -> list[JsonObject]:
             "duration_s": duration,
             "ranks": ranks,
             "shortened": ranks > TIMELINE_RANKS,
-            "chart": for_any_width(partial(timeline_chart, data, variant["name"], longest)),
+            "chart": draw_responsive(partial(timeline_chart, data, variant["name"], longest)),
         }
-        for variant, step, duration, ranks in chosen
+        for variant, step, duration, ranks in shown
     ]
 
 
 def _environment(manifest: JsonObject) -> list[tuple[str, str]]:
-    """The manifest's plain values as rows; nested ones get their path as name. The fabric is drawn."""
+    """Return the manifest's plain values as rows, nested ones by path; the fabric is drawn instead."""
     rows: list[tuple[str, str]] = []
 
     def add(name: str, value: Any) -> None:
@@ -253,7 +259,7 @@ def _environment(manifest: JsonObject) -> list[tuple[str, str]]:
 
 
 def _scaled_rates(data: RunData) -> list[tuple[float, float]]:
-    """The different real WAN rates with what each was emulated as, in bit/s."""
+    """Return the distinct real WAN rates with the emulated rate of each, in bit/s."""
     emulated = {
         link[direction]["rate_bps"]
         for link in data.manifest["fabric"]["wan"]

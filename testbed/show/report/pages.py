@@ -20,7 +20,7 @@ from testbed.spec.units import (
 
 
 def render_page(template: str, content: Mapping[str, Any]) -> str:
-    """The HTML of one of the templates in `templates/`."""
+    """Render one of the templates in `templates/` to HTML."""
     from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape  # noqa: PLC0415 (slow)
 
     environment = Environment(
@@ -39,22 +39,22 @@ def render_page(template: str, content: Mapping[str, Any]) -> str:
         per_second=per_second_text,
         deviation=deviation_text,
     )
-    return labelled(environment.get_template(template).render(content))
+    return add_data_labels(environment.get_template(template).render(content))
 
 
 _ROWS = "thead", "tbody"
 _TABLE = re.compile(r"<table\b.*?</table>", re.DOTALL)
 
 
-def labelled(html: str) -> str:
-    """The same page, with `data-label` at every cell of a table's body whose column has a heading.
+def add_data_labels(html: str) -> str:
+    """Add the column's heading as `data-label` to every body cell, so that narrow screens can show tables as lists.
 
-    Tables are not within tables; what is between them, drawings above all, is not looked at.
+    Tables must not be nested. Everything outside tables is left alone, including drawings.
     """
-    return _TABLE.sub(lambda table: _labelled(table[0]), html)
+    return _TABLE.sub(lambda table: _add_labels(table[0]), html)
 
 
-def _labelled(table: str) -> str:
+def _add_labels(table: str) -> str:
     parts, done = [], 0
     for place, label in _Labels(table).found:
         parts += [table[done:place], f' data-label="{escape(label)}"']
@@ -63,15 +63,15 @@ def _labelled(table: str) -> str:
 
 
 class _Labels(HTMLParser):
-    """Where in a table which label belongs: after the name of a cell's tag."""
+    """Finds where labels go in a table: right after the tag name of a cell."""
 
     def __init__(self, table: str) -> None:
         super().__init__()
         self.found: list[tuple[int, str]] = []
         self._headings: list[list[str]] = []
-        self._part, self._column, self._reads = "", 0, False
+        self._part, self._column, self._in_heading = "", 0, False
         starts = [0]
-        for line in table.split("\n"):  # as the parser counts them
+        for line in table.split("\n"):  # counts lines as the parser does
             starts.append(starts[-1] + len(line) + 1)
         self._starts = starts
         self.feed(table)
@@ -81,27 +81,27 @@ class _Labels(HTMLParser):
             self._part = tag
         elif tag == "tr":
             self._column = 0
-        elif tag == "br" and self._reads:
+        elif tag == "br" and self._in_heading:
             self._headings[-1].append(" ")
         elif tag in ("th", "td"):
             self._cell(tag, dict(attrs))
 
     def handle_endtag(self, tag: str) -> None:
         if tag == "th":
-            self._reads = False
+            self._in_heading = False
 
     def handle_data(self, data: str) -> None:
-        if self._reads:
+        if self._in_heading:
             self._headings[-1].append(data)
 
     def _cell(self, tag: str, attributes: dict[str, str | None]) -> None:
         if self._part == "thead":
             self._headings.append([])
-            self._reads = True
+            self._in_heading = True
         elif self._part == "tbody":
-            words = "".join(self._headings[self._column]) if self._column < len(self._headings) else ""
-            if words.strip() and "colspan" not in attributes:
+            heading = "".join(self._headings[self._column]) if self._column < len(self._headings) else ""
+            if heading.strip() and "colspan" not in attributes:
                 line, offset = self.getpos()
                 place = self._starts[line - 1] + offset + 1 + len(tag)
-                self.found.append((place, " ".join(words.split())))
+                self.found.append((place, " ".join(heading.split())))
             self._column += 1

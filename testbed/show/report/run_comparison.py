@@ -1,4 +1,4 @@
-"""Compare two runs: step times per variant, and all that differed between them."""
+"""Comparison of two runs: step times per variant, and every setting in which they differ."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from testbed.show.report.variant_text import student_975
 from testbed.spec.units import per_second_text
 
 MANIFEST, SCENARIO = "manifest.json", "scenario.yaml"
-# what of a manifest may make figures differ; the rest is figures, or where and when
+# parts of a manifest that may change figures; the rest is figures, or where and when
 KEPT = (
     *(
         "testbed_version",
@@ -34,15 +34,18 @@ KEPT = (
     ),
     *("scale", "link_engine", "datapath", "congestion_control", "calibration"),
 )
-MOST_LATE = 0.01  # of the same run again by the real clock, where no interval can be given
+MOST_LATE = 0.01  # maximum deviation of a repeated run on the real clock, where there is no interval
 
 
 @dataclass(frozen=True)
 class ComparedVariant:
-    """One variant of both runs. ratio: the other's median over the one's; interval: of it, at 95 %, None for too few.
+    """One variant of both runs.
 
-    exact: whether all samples are the same, to the nanosecond, and the work that was done with them. work: what each
-    got done in what time.
+    Attributes:
+        ratio: Median of the second run over that of the first.
+        interval: 95 % confidence interval of the ratio; None for too few samples.
+        exact: Whether all samples are equal to the nanosecond, and the work done with them.
+        work: Work and elapsed time of each run.
     """
 
     name: str
@@ -56,13 +59,13 @@ class ComparedVariant:
 
     @property
     def speedup(self) -> float | None:
-        """The other's work in the same time over the one's; None where they do not work on the same."""
+        """Work per time of the second run over the first; None if they work on different things."""
         one, other = self.work
         return other.per_second / one.per_second if have_same_workload(self.work) else None
 
     @property
     def agrees(self) -> bool:
-        """Whether both may well be the same; of trusted figures alone."""
+        """Whether both runs may be equal; only for trusted figures."""
         if "untrusted" in self.verdicts or self.speedup is None:
             return False
         if not have_same_steps(self.work) and abs(self.speedup - 1) > MOST_LATE:
@@ -74,7 +77,7 @@ class ComparedVariant:
 
 @dataclass(frozen=True)
 class Difference:
-    """Of scenario, versions, kernel or calibration: what it is, and what each run has there; None for nothing."""
+    """A setting that differs (scenario, versions, kernel or calibration), with each run's value; None for no value."""
 
     what: str
     one: Any
@@ -83,10 +86,14 @@ class Difference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Of two runs. alone: variants that one of them has and the other has not.
+    """The comparison of two runs.
 
-    identical: whether both runs' samples are equal to the last byte. suspects: names of the inputs of their
-    fingerprints that differ; None where one of the runs has no fingerprint.
+    Attributes:
+        variants: Those that both runs have.
+        alone: Variants that only one of the runs has.
+        differences: Settings that differ.
+        identical: Whether both runs' samples are equal byte by byte.
+        suspects: Names of fingerprint inputs that differ; None if a run has no fingerprint.
     """
 
     variants: tuple[ComparedVariant, ...]
@@ -97,21 +104,21 @@ class Comparison:
 
     @property
     def words(self) -> str:
-        """Say whether the samples are equal, and if not, what may be why."""
+        """Whether the samples are equal and, if not, the possible causes."""
         if self.identical:
             return "The samples are identical to the last byte."
         if self.suspects is None:
-            return "The samples differ; one of the runs is too old to say what may be why."
-        named = ", ".join(self.suspects) or "nothing: only runs by the virtual clock repeat exactly"
-        return f"The samples differ. Of what may change them, different: {named}."
+            return "The samples differ; one of the runs is too old to name possible causes."
+        named = ", ".join(self.suspects) or "none; only runs on the virtual clock repeat exactly"
+        return f"The samples differ. Inputs that may have changed them: {named}."
 
     @property
     def agrees(self) -> bool:
-        """Whether all that both have may well be the same, and both have the same."""
+        """Whether both runs have the same variants, and all of them may be equal."""
         return not self.alone and all(compared.agrees for compared in self.variants)
 
     def document(self) -> dict[str, Any]:
-        """Ready for JSON."""
+        """Return the JSON form."""
         rows = [
             {
                 **asdict(compared),
@@ -133,7 +140,7 @@ class Comparison:
 
 
 def compare_runs(one: Path, other: Path) -> Comparison:
-    """Of two runs' folders. BadResult for a folder that holds none."""
+    """Compare two run directories. Raises BadResult for a directory without a run."""
     here, there = Result.open(one), Result.open(other)
     names = [variant.name for variant in here.variants]
     others = [variant.name for variant in there.variants]
@@ -181,11 +188,11 @@ def _compared(here: Result, there: Result, name: str) -> ComparedVariant:
     )
 
 
-def unequal_words(held: ComparedVariant) -> str:
-    """Say what step times do not: how work over elapsed time compares; empty where all steps are the same work."""
+def describe_unequal_work(held: ComparedVariant) -> str:
+    """Describe what step times do not show: the ratio of work per time; empty if all steps are the same work."""
     one, other = held.work
     if held.speedup is None:
-        return f"{held.name}: a step is not the same work: {one.workload}; {other.workload}."
+        return f"{held.name}: the steps are different work: {one.workload}; {other.workload}."
     if have_same_steps(held.work):
         return ""
     rates = f"{per_second_text(one.per_second)} and {per_second_text(other.per_second)} {one.unit}/s"
@@ -193,7 +200,7 @@ def unequal_words(held: ComparedVariant) -> str:
 
 
 def ratio_interval(one: StepTimes, other: StepTimes) -> tuple[float, float] | None:
-    """Welch's interval at 95 % for the ratio of the geometric means, other over one; None for less than two of each."""
+    """Return Welch's 95 % interval for the ratio of geometric means, other over one; None below two samples each."""
     logs = [[math.log(value) for value in times.samples] for times in (one, other)]
     if min(map(len, logs)) < 2:
         return None
@@ -227,7 +234,7 @@ def _read(file: Path, parse: Any) -> Any:
 
 
 def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Plain values with their paths."""
+    """Yield plain values with their paths."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
             yield from _flat(inner, f"{name}.{key}" if name else str(key))

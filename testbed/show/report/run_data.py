@@ -1,4 +1,4 @@
-"""The data of a report: one run directory, loaded and checked, in real units."""
+"""Data of a report: one run directory, loaded, checked and converted to real units."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from testbed.workload.send_tokens import TOKEN
 WHOLE_STEP, SEND, RECEIVE = "step", "send", "recv"
 
 
-def communicates(operation: str) -> bool:
-    """Whether an operation of a sample is a collective (also of a file), an end of a message, or a send token."""
+def is_communication(operation: str) -> bool:
+    """Whether a sample's operation is a collective (plug-ins included), a send or receive, or a send token."""
     if operation in (SEND, RECEIVE, TOKEN) or OWN_FILE.fullmatch(operation):
         return True
     return operation in COLLECTIVES
@@ -40,10 +40,10 @@ def communicates(operation: str) -> bool:
 
 @dataclass
 class LinkCounters:
-    """One WAN direction as read at `times_s`, by the clock, in real units; all of equal length.
+    """Counters of one WAN direction at `times_s` of the run's clock, in real units; all lists have the same length.
 
-    Since the run began: bytes on the wire, packets dropped by its queue, packets lost on their way; bytes that waited
-    then.
+    sent_bytes, drops, losses: cumulative since the start of the run: bytes on the wire, packets dropped by the queue,
+    packets lost on the link. queue_bytes: queue length at that time.
     """
 
     times_s: list[float] = field(default_factory=list)
@@ -54,18 +54,18 @@ class LinkCounters:
 
     @property
     def dropped(self) -> int:
-        """Packets, over the whole run."""
+        """Packets dropped over the whole run."""
         return self.drops[-1] if self.drops else 0
 
     @property
     def lost(self) -> int:
-        """Packets, over the whole run."""
+        """Packets lost over the whole run."""
         return self.losses[-1] if self.losses else 0
 
 
 @dataclass(frozen=True)
 class RunData:
-    """A run directory's content in real units; `manifest` alone keeps the emulated figures it recorded.
+    """Content of a run directory in real units; only `manifest` has the emulated values it recorded.
 
     `summary` is `result` as plain data, for templates and panels.
     """
@@ -82,7 +82,7 @@ class RunData:
     events: list[JsonObject] = field(default_factory=list)
 
     def fabric(self, variant: str) -> JsonObject:
-        """Return hosts and links of a variant's network, in emulated figures."""
+        """Return the hosts and links of a variant's network, in emulated units."""
         found: JsonObject = self.manifest.get("fabrics", {}).get(variant, self.manifest["fabric"])
         return found
 
@@ -94,7 +94,7 @@ class RunData:
 
 
 def load_run(run_dir: Path) -> RunData:
-    """Reads `run_dir`. Raises `BadResult` when a file is missing or cannot be understood."""
+    """Load a run directory. Raises BadResult when a file is missing or cannot be parsed."""
     result = Result.open(run_dir)
     scale = result.conversion
     scenario_text = read_text(run_dir / "scenario.yaml")
@@ -116,7 +116,7 @@ def load_run(run_dir: Path) -> RunData:
 def _counters(readings: Iterable[LinkReading]) -> dict[LinkKey, LinkCounters]:
     links: dict[LinkKey, LinkCounters] = {}
     for reading in readings:
-        if reading.edge:  # from one to the next rates would be computed from next to no time
+        if reading.edge:  # too close to the previous reading to compute a rate
             continue
         counters = links.setdefault(reading.link, LinkCounters())
         counters.times_s.append(reading.time_s)

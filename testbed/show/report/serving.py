@@ -1,4 +1,4 @@
-"""Report sections on served requests and decoded tokens: latencies in text and charts."""
+"""Report sections on served requests and decoded tokens: latencies as text and charts."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ PARTS = {
     "transfer_s": "transfer",
     "compute_s": "compute",
 }
-LEAST_ANSWERED = 0.98  # of what arrives; where less is answered in the run's time, both rates are told
+LEAST_ANSWERED = 0.98  # share of arrivals below which both rates are given
 _LABEL_ROOM, _TOP, _AXIS_ROOM, _HEIGHT = 64, 10, 42, 240
 _CURVE = re.compile(r"(.+)-[0-9][0-9.]*k?")
 
 
-def served_words(variant: str, found: Serving | None) -> list[str]:
-    """How a variant's requests were answered, and what became of those that were not in time; nothing of others."""
+def describe_requests(variant: str, found: Serving | None) -> list[str]:
+    """Describe how a variant's requests were answered, and what happened to late ones; empty without requests."""
     if found is None:
         return []
     load, late = found.offered_per_s, found.latency
@@ -42,22 +42,22 @@ def served_words(variant: str, found: Serving | None) -> list[str]:
         words += f"; first token p99 {time_text(found.first_token.p99)}"
     if found.per_token is not None:
         words += f", {time_text(found.per_token.p99)} per token"
-    return [f"{words}.", *(f"{variant}: {own}." for own in failure_words(found))]
+    return [f"{words}.", *(f"{variant}: {own}." for own in describe_failures(found))]
 
 
-def serving_words(variant: str, found: Serving | None) -> list[str]:
-    """The same, and where a late request's time went; nothing of variants that serve none."""
+def describe_serving(variant: str, found: Serving | None) -> list[str]:
+    """Add to that where a late request's time went; empty without requests."""
     if found is None:
         return []
-    first, *failures = served_words(variant, found)
+    first, *failures = describe_requests(variant, found)
     parts = found.p99_parts.document()
     where = ", ".join(f"{name} {time_text(parts[key])}" for key, name in PARTS.items() if parts[key] >= 1e-9)
     full = f"{found.limited_by} is full at {per_second_text(found.capacity_per_s)} requests/s"
     return [first, f"{variant}: the p99 request's time: {where}; {full}.", *failures]
 
 
-def failure_words(found: Serving) -> list[str]:
-    """What became of requests that were not answered in time to whoever waited for them; nothing where all were."""
+def describe_failures(found: Serving) -> list[str]:
+    """Describe retries, losses and outages; empty if there were none."""
     if not (found.outages or found.lost or found.sent_again):
         return []
     words = [f"{found.sent_again:,} requests sent again, {found.lost:,} lost"]
@@ -70,7 +70,7 @@ def failure_words(found: Serving) -> list[str]:
 
 
 def serving_rows(variants: Sequence[JsonObject]) -> list[JsonObject]:
-    """For each variant that serves requests its figures, with the parts of late requests, and its links by use."""
+    """Return, per variant that serves requests, its figures, the parts of late requests, and its links by use."""
     found = []
     for index, variant in enumerate(variants):
         serving = variant.get("serving")
@@ -89,37 +89,37 @@ def serving_rows(variants: Sequence[JsonObject]) -> list[JsonObject]:
                 **serving,
                 "parts": parts,
                 "links": links,
-                "met": _met(serving),
+                "met": _meets_objective(serving),
             }
         )
     return found
 
 
 def most_within(variants: Sequence[JsonObject]) -> dict[str, float]:
-    """By curve the most requests per second that were still answered within the objective, of those measured."""
+    """Return, per curve, the highest measured load that still met the objective, in requests per second."""
     found: dict[str, float] = {}
     for variant in variants:
         serving = variant.get("serving")
-        if serving and _met(serving):
+        if serving and _meets_objective(serving):
             name = curve_of(variant["name"])
             found[name] = max(found.get(name, 0.0), serving["offered_per_s"])
     return found
 
 
-def _met(serving: JsonObject) -> bool:
-    """Whether the objective holds, and goes on to: a step may end before queues have grown that never shrink."""
+def _meets_objective(serving: JsonObject) -> bool:
+    """Whether the objective is met and the load sustainable: a step may end before growing queues show."""
     held: bool = serving["within"] >= serving["objective_share"]
     return held and serving["offered_per_s"] <= serving["capacity_per_s"]
 
 
 def curve_of(name: str) -> str:
-    """Variants called NAME-LOAD make one curve."""
+    """Return the curve of a variant: those named NAME-LOAD make one curve."""
     match = _CURVE.fullmatch(name)
     return match[1] if match else name
 
 
 def latency_chart(variants: Sequence[JsonObject], width: float = CHART_WIDTH) -> Markup | None:
-    """The share of requests that were answered in so long; None where none were."""
+    """Plot the share of requests answered within a time; None without requests."""
     own = [(index, one, one["serving"]["cdf_s"]) for index, one in enumerate(variants) if one.get("serving")]
     if not own:
         return None
@@ -140,9 +140,9 @@ def latency_chart(variants: Sequence[JsonObject], width: float = CHART_WIDTH) ->
 
 
 def load_chart(variants: Sequence[JsonObject], width: float = CHART_WIDTH) -> Markup | None:
-    """The 99th percentile against the load, a line for each curve; None where no curve has several loads.
+    """Plot the 99th percentile against the load, a line per curve; None if no curve has several loads.
 
-    Dashed beside it is what the model says, where it says something.
+    The model's prediction is dashed.
     """
     curves: dict[str, list[tuple[float, float, int, JsonObject]]] = {}
     for index, variant in enumerate(variants):
@@ -155,7 +155,7 @@ def load_chart(variants: Sequence[JsonObject], width: float = CHART_WIDTH) -> Ma
     drawing = Drawing(width, _HEIGHT, "99th percentile of latency against requests per second")
     wide = width >= CHART_WIDTH
     room = 140 if wide else 84  # for curves' names
-    said = [seconds for *_, variant in every if (seconds := _said(variant)) is not None]
+    said = [seconds for *_, variant in every if (seconds := _predicted_p99_s(variant)) is not None]
     shown = [*(p99 for _, p99, _, _ in every), *said]
     low, high = (pick(map(math.log10, shown)) for pick in (min, max))
     up = Axis(low - 0.05, high + 0.05, _HEIGHT - _AXIS_ROOM, _TOP)
@@ -175,7 +175,7 @@ def load_chart(variants: Sequence[JsonObject], width: float = CHART_WIDTH) -> Ma
         model = [
             (across(load), up(math.log10(seconds)))
             for load, _, _, variant in by_load
-            if (seconds := _said(variant)) is not None
+            if (seconds := _predicted_p99_s(variant)) is not None
         ]
         for start, end in pairwise(model):
             drawing.line(start, end, "whisker by-model", parent=group)
@@ -187,14 +187,14 @@ def load_chart(variants: Sequence[JsonObject], width: float = CHART_WIDTH) -> Ma
     return drawing.markup()
 
 
-def _said(variant: JsonObject) -> float | None:
-    """The 99th percentile by the model, where it says one."""
+def _predicted_p99_s(variant: JsonObject) -> float | None:
+    """Return the model's 99th percentile, if any."""
     predicted = variant["serving"].get("predicted")
     return None if predicted is None else float(predicted["p99"])
 
 
 def _log_axis(drawing: Drawing, low: float, high: float, width: float, what: str) -> Axis:
-    """Of times, by their logarithm; with its lines."""
+    """Draw a logarithmic time axis with grid lines."""
     if high <= low:
         low, high = low * 0.9, high * 1.1
     axis = Axis(math.log10(low), math.log10(high), _LABEL_ROOM, width - 16)
@@ -208,7 +208,7 @@ def _log_axis(drawing: Drawing, low: float, high: float, width: float, what: str
 
 
 def _decades(low: float, high: float) -> list[float]:
-    """1, 2 and 5 times powers of ten between two times."""
+    """Return 1, 2 and 5 times powers of ten between two times."""
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     return [
         value
@@ -218,8 +218,8 @@ def _decades(low: float, high: float) -> list[float]:
     ]
 
 
-def decoding_words(variants: Sequence[Variant]) -> list[str]:
-    """A sentence for each variant that decodes."""
+def describe_decoding(variants: Sequence[Variant]) -> list[str]:
+    """Return a sentence per variant that decodes."""
     own = [(variant, variant.decoding) for variant in variants if variant.decoding is not None]
     cached = _cached([found for _, found in own])
     return [_words(variant, found, cached) for variant, found in own]
@@ -227,7 +227,7 @@ def decoding_words(variants: Sequence[Variant]) -> list[str]:
 
 def _words(variant: Variant, found: Decoding, cached: TokenParts | None) -> str:
     parts, times = found.parts, found.token_s
-    # work: not in runs of earlier versions
+    # runs of earlier versions have no work
     rate = f"{per_second_text(variant.work.per_second)} tokens/s, " if variant.work else ""
     words = f"{variant.name}: {rate}a token takes {time_text(times.p50)}, p99 {time_text(times.p99)}"
     for what, seconds in (
@@ -246,7 +246,7 @@ def _words(variant: Variant, found: Decoding, cached: TokenParts | None) -> str:
 
 
 def decoding_rows(variants: Sequence[JsonObject]) -> list[JsonObject]:
-    """For each variant that decodes its times and parts; cells: seconds as the table has them, None where unknown."""
+    """Return times and parts per variant that decodes. cells: the table's seconds, None if unknown."""
     own = [(index, one["name"], one["decoding"]) for index, one in enumerate(variants) if one.get("decoding")]
     typed = [Decoding.model_validate(found) for _, _, found in own]
     cached = _cached(typed)
@@ -260,9 +260,9 @@ def decoding_rows(variants: Sequence[JsonObject]) -> list[JsonObject]:
 
 
 def control_s(parts: TokenParts, cached: TokenParts | None) -> float | None:
-    """What dispatch and combine take beyond their bytes, longer than where nothing but rows travels.
+    """Return the control overhead of dispatch and combine: time beyond their bytes, less that of a cached variant.
 
-    None without such a variant.
+    A cached variant sends nothing but rows. Returns None if there is none.
     """
     if cached is None:
         return None
@@ -270,7 +270,7 @@ def control_s(parts: TokenParts, cached: TokenParts | None) -> float | None:
 
 
 def wait_s(parts: TokenParts, cached: TokenParts | None) -> float:
-    """The rest of dispatch and combine: on the way, and for others; with control where that is not known."""
+    """Return the rest of dispatch and combine: latency and waiting for others, with control if that is unknown."""
     return max(0.0, _beyond_bytes_s(parts) - (control_s(parts, cached) or 0.0))
 
 

@@ -1,4 +1,4 @@
-"""Report sections for page and terminal: lost packets, pauses, replicas, invariants that failed."""
+"""Report sections for page and terminal: lost packets, pauses, replicas, failed invariants."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from testbed.show.report.charts import draw_time_axis, variant_css
 from testbed.show.report.svg import CHART_WIDTH, Axis, Drawing
 from testbed.spec.units import size_text, time_text
 
-MOST_PORTS = 16  # rows of a variant
+MOST_PORTS = 16  # rows per variant
 CAUSES = {
     "drops": "dropped by queues",
     "losses": "lost at random",
@@ -24,13 +24,13 @@ CAUSES = {
 }
 
 
-def lost_words(variant: Variant) -> str:
-    """How many packets did not arrive in all measured steps, and where most were lost; empty where all arrived."""
+def describe_losses(variant: Variant) -> str:
+    """Describe how many packets were lost in all measured steps, and where most were; empty if none were."""
     return " ".join(filter(None, (_wan_words(variant), _building_words(variant))))
 
 
 def port_rows(variants: Sequence[Variant]) -> list[JsonObject]:
-    """Of each variant the ports inside buildings that dropped most."""
+    """Return, per variant, the ports inside buildings that dropped most."""
     return [
         {"variant": variant.name, **port.model_dump()}
         for variant in variants
@@ -40,15 +40,15 @@ def port_rows(variants: Sequence[Variant]) -> list[JsonObject]:
 
 def _wan_words(variant: Variant) -> str:
     counts = {cause: sum(getattr(link, cause) for link in variant.wan_links) for cause in CAUSES}
-    said = [f"{counts[cause]:,} {words}" for cause, words in CAUSES.items() if counts[cause]]
-    if not said:
+    losses = [f"{counts[cause]:,} {words}" for cause, words in CAUSES.items() if counts[cause]]
+    if not losses:
         return ""
     worst = max(variant.wan_links, key=_lost)
     packets = sum(step.packets for link in variant.wan_links for step in link.steps)
     here, there = link_ends(worst.model_dump())
     return (
-        f"{variant.name}: of {packets:,} packets on WAN links {', '.join(said)} in all steps; most, {_lost(worst):,}, "
-        f"from {here} to {there}, plane {worst.plane}."
+        f"{variant.name}: of {packets:,} packets on WAN links {', '.join(losses)} in all steps; "
+        f"most, {_lost(worst):,}, from {here} to {there}, plane {worst.plane}."
     )
 
 
@@ -67,25 +67,25 @@ def _lost(link: LinkUse) -> int:
     return sum(getattr(link, cause) for cause in CAUSES)
 
 
-MOST = 16  # rows of a variant
+MOST = 16  # rows per variant
 
 
-def pause_words(variant: Variant) -> str:
-    """How many pauses there were, and who stood longest; empty where nobody pauses."""
+def describe_pauses(variant: Variant) -> str:
+    """Describe how many pauses there were, and which sender was paused longest; empty if nothing pauses."""
     if not variant.pauses:
         return ""
     pauses = sum(link.pauses for link in variant.pauses)
     if not pauses:
-        return f"{variant.name}: no switch paused anybody."
+        return f"{variant.name}: no switch sent a pause."
     longest = max(variant.pauses, key=lambda link: link.paused_share)
     return (
-        f"{variant.name}: {pauses} pauses; the sender of {_sender(longest)} stood longest, "
+        f"{variant.name}: {pauses} pauses; the sender of {_sender(longest)} was paused longest, "
         f"{longest.paused_share:.0%} of the time."
     )
 
 
 def pause_rows(variants: Sequence[Variant]) -> list[JsonObject]:
-    """Of each variant the links that were paused, the longest first."""
+    """Return, per variant, the links that were paused, longest first."""
     rows: list[JsonObject] = []
     for variant in variants:
         paused = [link for link in variant.pauses if link.pauses]
@@ -104,8 +104,8 @@ _LABEL_ROOM = 118
 _TOP, _ROW, _BAR, _AXIS_ROOM = 6, 46, 32, 26
 
 
-def replication_words(variant: Variant) -> list[str]:
-    """A sentence on each loss, and one on what all of them cost; none where no replicas come and go."""
+def describe_replication(variant: Variant) -> list[str]:
+    """Describe each replica loss, and the cost of all; empty if replicas do not change."""
     found = variant.replication
     if found is None:
         return []
@@ -120,12 +120,12 @@ def replication_words(variant: Variant) -> list[str]:
             parts.append(f"state of {size_text(loss.catch_up_bytes)} in {time_text(loss.catch_up_s)}")
         full = "not all back" if loss.full_s is None else f"all back after {time_text(loss.full_s)}"
         words.append(f"{variant.name}: {', '.join([*parts, full])}.")
-    words.append(f"{variant.name}: {found.effective:.1%} of {time_text(found.elapsed_s)} were effective.")
+    words.append(f"{variant.name}: effective time {found.effective:.1%} of {time_text(found.elapsed_s)}.")
     return words
 
 
 def replicas_chart(variants: Sequence[JsonObject], width: float = CHART_WIDTH) -> Markup | None:
-    """For each variant a bar from commit to commit, as high as the share of replicas that the step had."""
+    """Draw, per variant, a bar from commit to commit, as high as the share of replicas in that step."""
     own = [
         (index, variant, variant["replication"])
         for index, variant in enumerate(variants)
@@ -147,8 +147,8 @@ def replicas_chart(variants: Sequence[JsonObject], width: float = CHART_WIDTH) -
             high = _BAR * commit["replicas"] / found["replicas"]
             words = f"trial {commit['trial']}: {commit['replicas']} of {found['replicas']} replicas, "
             words += f"committed after {time_text(commit['time_s'])}"
-            own_group = drawing.group("", words, group)
-            drawing.rect(left + 0.5, bottom - high, right - left - 1, high, "bar", parent=own_group)
+            bar = drawing.group("", words, group)
+            drawing.rect(left + 0.5, bottom - high, right - left - 1, high, "bar", parent=bar)
             before_s = commit["time_s"]
         for loss in found["losses"]:
             x = axis(loss["time_s"])
@@ -161,20 +161,20 @@ MOST_REASONS = 5
 
 
 class Reason(NamedTuple):
-    """An invariant of a variant that does not hold."""
+    """A failed invariant of a variant."""
 
     variant: Variant
     invariant: InvariantRecord
 
 
 def reasons(variants: Sequence[Variant]) -> tuple[list[Reason], list[Reason]]:
-    """Those that are told at once, and those behind them."""
+    """Return the reasons to show at once, and the others."""
     ranked = sorted(variants, key=lambda variant: -ORDER.index(variant.verdict.status))
     found = [Reason(variant, invariant) for variant in ranked for invariant in variant.verdict.failed]
     return found[:MOST_REASONS], found[MOST_REASONS:]
 
 
-def counted(more: Sequence[Reason]) -> str:
-    """How often each invariant is among them: "serialisation 2 times, cpu_headroom"."""
+def count_by_invariant(more: Sequence[Reason]) -> str:
+    """Return how often each invariant occurs: "serialisation 2 times, cpu_headroom"."""
     names = Counter(reason.invariant.name for reason in more)
     return ", ".join(f"{name} {count} times" if count > 1 else name for name, count in names.items())

@@ -1,8 +1,8 @@
 """SVG drawing kit of the charts: document, axes, ticks, boxes, rows of intervals.
 
-Charts are plain inline SVG styled by the page's style sheet: no script, light and dark scheme and print come
-for free, and a report is a small file. Elements are built as a tree, so text is always escaped. Plotting libraries bake
-colours and fonts into what they draw, or bring a script of megabytes into each page.
+Charts are plain inline SVG styled by the page's style sheet. They need no script, support light and dark schemes and
+printing, and keep reports small. Elements are built as a tree, so text is always escaped. Plotting libraries hard-code
+colours and fonts, or add megabytes of script to each page.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from markupsafe import Markup
 CHART_WIDTH = 1000
 COLUMN_WIDTH = 490
 PHONE_WIDTH = 400
-"""Width in user units of a chart over the page's full width, over half of it, and on a phone; about a pixel each."""
+"""Chart widths in user units (about a pixel): full page width, half of it, and on a phone."""
 
-# Average advance of a character, as a share of the font size, in the sans-serif fonts reports are shown in.
+# Average character width relative to the font size, in the sans-serif fonts that reports use.
 _CHARACTER_WIDTH = 0.6
 
 
 class Drawing:
-    """An SVG image of `width` x `height` user units; `label` says what it shows to who cannot see it."""
+    """An SVG image of `width` x `height` user units; `label` describes it to screen readers."""
 
     def __init__(self, width: float, height: float, label: str) -> None:
-        """Starts an empty image."""
+        """Start an empty image."""
         self.width = width
         self.height = height
         self.root = ET.Element(
@@ -35,7 +35,7 @@ class Drawing:
         )
 
     def group(self, css: str, tooltip: str | None = None, parent: ET.Element | None = None) -> ET.Element:
-        """A group of elements that share a class and a tooltip; give it to the others as `parent`."""
+        """Add a group with a common class and tooltip; pass it to other methods as `parent`."""
         return self._add("g", css, {}, tooltip, parent)
 
     def rect(
@@ -50,7 +50,7 @@ class Drawing:
         tooltip: str | None = None,
         parent: ET.Element | None = None,
     ) -> None:
-        """A rectangle from its upper left corner."""
+        """Add a rectangle by its upper left corner."""
         attributes = {"x": x, "y": y, "width": max(width, 0.0), "height": max(height, 0.0)}
         if radius:
             attributes["rx"] = radius
@@ -65,7 +65,7 @@ class Drawing:
         width: float | None = None,
         parent: ET.Element | None = None,
     ) -> None:
-        """A straight line; `width` overrides the style sheet's."""
+        """Add a straight line; `width` overrides the style sheet."""
         attributes = {"x1": start[0], "y1": start[1], "x2": end[0], "y2": end[1]}
         if width is not None:
             attributes["stroke-width"] = width
@@ -81,14 +81,14 @@ class Drawing:
         tooltip: str | None = None,
         points: int | None = None,
     ) -> None:
-        """A disc; points: how many it stands for, for who reads the page by a program."""
+        """Add a disc. points: number of data points it represents, for programs that read the page."""
         counted = {} if points is None else {"data-points": float(points)}
         self._add("circle", css, {"cx": x, "cy": y, "r": radius, **counted}, tooltip, None)
 
     def polygon(
         self, points: list[tuple[float, float]], css: str, *, parent: ET.Element | None = None
     ) -> None:
-        """A closed shape through `points`."""
+        """Add a closed shape through `points`."""
         element = self._add("polygon", css, {}, None, parent)
         element.set("points", " ".join(f"{_number(x)},{_number(y)}" for x, y in points))
 
@@ -104,9 +104,9 @@ class Drawing:
         tooltip: str | None = None,
         parent: ET.Element | None = None,
     ) -> None:
-        """One line of text on base line `y`.
+        """Add one line of text on base line `y`.
 
-        With `room` (user units) a text too long for it is cut, and the whole of it put into the tooltip.
+        With `room` (user units) a longer text is cut, and its tooltip has all of it.
         """
         shown = content if room is None else shorten(content, room)
         if shown != content and tooltip is None:
@@ -118,7 +118,7 @@ class Drawing:
         element.text = shown
 
     def markup(self) -> Markup:
-        """The finished image, safe to be put into a page."""
+        """Return the finished image, safe for a page."""
         return Markup(ET.tostring(self.root, encoding="unicode"))
 
     def _add(
@@ -149,12 +149,12 @@ class Axis:
     end: float
 
     def __call__(self, value: float) -> float:
-        """The position of `value`; values outside the range land on its border."""
+        """Return the position of `value`; values outside the range are clamped."""
         share = (min(max(value, self.low), self.high) - self.low) / (self.high - self.low)
         return self.start + share * (self.end - self.start)
 
     def ticks(self, about: int = 6) -> list[float]:
-        """Round values (1, 2 or 5 times a power of ten apart) inside the range, roughly `about` of them."""
+        """Return round values (1, 2 or 5 times a power of ten apart) in the range, roughly `about` of them."""
         raw = (self.high - self.low) / max(about, 1)
         power = 10.0 ** math.floor(math.log10(raw))
         step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= raw * 0.999)
@@ -162,16 +162,16 @@ class Axis:
         return [index * step for index in range(first, last + 1)]
 
 
-def for_any_width(draw: Callable[[float], Markup | None]) -> Markup | None:
-    """What `draw` makes of a width, for wide pages and for phones; the style sheet shows one. None: nothing."""
+def draw_responsive(draw: Callable[[float], Markup | None]) -> Markup | None:
+    """Draw for wide pages and for phones; the style sheet shows one of them. None if there is nothing to draw."""
     if (wide := draw(CHART_WIDTH)) is None:
         return None
     narrow = draw(PHONE_WIDTH)
     return Markup('<div class="wide">{}</div><div class="narrow">{}</div>').format(wide, narrow)
 
 
-def standalone(root: ET.Element, style: str) -> str:
-    """An SVG document of its own, from an image for a page: with its style inside."""
+def svg_document(root: ET.Element, style: str) -> str:
+    """Return a page's image as an SVG document with its own style."""
     root.set("xmlns", "http://www.w3.org/2000/svg")
     sheet = ET.Element("style")
     sheet.text = style
@@ -180,19 +180,19 @@ def standalone(root: ET.Element, style: str) -> str:
 
 
 def padded_range(values: list[float], pad: float = 0.08) -> tuple[float, float]:
-    """Range for an axis that shows `values` with some air on both sides, also when they are all equal."""
+    """Return an axis range for `values` with padding on both sides, also when they are all equal."""
     low, high = min(values), max(values)
     spread = (high - low) or abs(high) * 0.02 or 1.0
     return low - pad * spread, high + pad * spread
 
 
 def text_width(content: str, font_size: float) -> float:
-    """Estimated width of `content` in user units."""
+    """Estimate the width of `content` in user units."""
     return len(content) * font_size * _CHARACTER_WIDTH
 
 
 def shorten(content: str, room: float, font_size: float = 13) -> str:
-    """`content`, cut with an ellipsis where it would not fit into `room` user units."""
+    """Cut `content` with an ellipsis if it does not fit into `room` user units."""
     fits = max(int(room / (font_size * _CHARACTER_WIDTH)), 2)
     return content if len(content) <= fits else content[: fits - 1].rstrip() + "…"
 
@@ -211,7 +211,7 @@ class Box:
     height: float
 
     def overlap(self, other: Box) -> float:
-        """Common area with `other`, in square units."""
+        """Return the common area with `other`, in square units."""
         across = (self.width + other.width) / 2 - abs(self.x - other.x)
         down = (self.height + other.height) / 2 - abs(self.y - other.y)
         return max(across, 0.0) * max(down, 0.0)
@@ -232,14 +232,14 @@ class Line:
         return dx / length, dy / length
 
     def at(self, share: float) -> tuple[float, float]:
-        """The point `share` of the way along."""
+        """Return the point at a fraction of the line."""
         return (
             self.start[0] + share * (self.end[0] - self.start[0]),
             self.start[1] + share * (self.end[1] - self.start[1]),
         )
 
     def shifted(self, distance: float) -> Line:
-        """The parallel line `distance` to the right of the direction of travel."""
+        """Return the parallel line `distance` to the right of the direction of travel."""
         dx, dy = self.direction
         across = (-dy * distance, dx * distance)
         return Line(
@@ -248,12 +248,12 @@ class Line:
         )
 
     def reversed(self) -> Line:
-        """The same line travelled the other way."""
+        """Return the same line in the opposite direction."""
         return Line(self.end, self.start)
 
 
 def between_walls(line: Line, a: Box, b: Box) -> Line:
-    """The part of a line between two boxes' centres (or beside them) that lies outside both."""
+    """Return the part of a line between two boxes' centres (or parallel to it) that lies outside both."""
     leaves, arrives = 1.0, 0.0
     for axis in (0, 1):
         origin, travel = line.start[axis], line.end[axis] - line.start[axis]
@@ -271,9 +271,9 @@ def between_walls(line: Line, a: Box, b: Box) -> Line:
 
 
 def pack_rows(intervals: Sequence[tuple[float, float]]) -> list[int]:
-    """The row of each `(start, end)` so that no two intervals of a row overlap; as few rows as possible.
+    """Assign each `(start, end)` to a row so that intervals of a row do not overlap, with as few rows as possible.
 
-    Intervals are taken by their start; rows count from 0 and the result has the order of `intervals`.
+    Rows count from 0; the result has the order of `intervals`.
     """
     rows = [0] * len(intervals)
     row_ends: list[float] = []

@@ -1,4 +1,4 @@
-"""A sweep's folder: page, table as CSV and Parquet, figure for a paper with its caption."""
+"""A sweep's output files: page, table as CSV and Parquet, figure for a paper with its caption."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NO_PARQUET = "points.parquet needs pyarrow: pip install 'scale-across-testbed[pa
 
 
 def write_sweep(sweep: Sweep) -> None:
-    """Write all of it; what needs a library that is not there is left out: `lacking`."""
+    """Write all files, except those whose library is missing: see `missing_libraries`."""
     folder = sweep.folder
     table = sweep.frame()
     table.to_csv(folder / TABLE, index=False)
@@ -26,14 +26,14 @@ def write_sweep(sweep: Sweep) -> None:
     (folder / PAGE).write_text(render_sweep(sweep), encoding="utf-8")
 
 
-def lacking() -> list[str]:
-    """What a sweep's folder is without on this machine, and what to install."""
+def missing_libraries() -> list[str]:
+    """Return what is missing in a sweep's folder on this machine, and what to install."""
     wanted = {"matplotlib": MISSING, "pyarrow": NO_PARQUET}
     return [words for module, words in wanted.items() if importlib.util.find_spec(module) is None]
 
 
 def render_sweep(sweep: Sweep) -> str:
-    """The page's HTML."""
+    """Render the page's HTML."""
     shown = arrange_series(sweep)
     there = any(point.figures for point in sweep.points)
     content = {
@@ -45,13 +45,13 @@ def render_sweep(sweep: Sweep) -> str:
         "lines": isinstance(shown, Curves) and shown.axis.numbers is not None,
         "measured": any(point.run for point in sweep.points),
         "ordered": _pairs(sweep),
-        "lacking": lacking(),
+        "lacking": missing_libraries(),
     }
     return render_page("sweep.html.j2", content)
 
 
 def _pairs(sweep: Sweep) -> list[tuple[SweepPoint, SweepFigure | None]]:
-    """Points with their figures: those that do not fit, and figures that are not trusted, first."""
+    """Return points with their figures; those that do not fit and untrusted figures come first."""
     pairs = [(point, figure) for point in sweep.points for figure in (point.figures or (None,))]
     return sorted(pairs, key=lambda pair: _holds(pair[1]))
 

@@ -1,4 +1,4 @@
-"""Charts of a sweep for its page, and its figure for a paper."""
+"""Charts of a sweep, for its page and for a paper."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from testbed.show.report.sweep_findings import (
     Panel,
     Series,
     arrange_series,
-    axis_words,
+    axis_text,
     caption,
 )
 from testbed.spec.units import time_text
@@ -31,7 +31,7 @@ _CELL, _LABELS = 34.0, 110.0
 
 
 def curves_chart(curves: Curves) -> Markup:
-    """The model as lines, what was measured as discs with the interval of the median."""
+    """Draw the model as lines, and measurements as discs with the interval of the median."""
     drawing = Drawing(CHART_WIDTH, _HEIGHT, f"Step time against {curves.axis.label}")
     bottom = _HEIGHT - _BOTTOM
     places = positions(curves.axis)
@@ -52,7 +52,7 @@ def curves_chart(curves: Curves) -> Markup:
                 drawing.line(start, end, f"{css} whisker")
         for index in there:
             figure, x = one.by_index[index], across(places[index])
-            tooltip = f"{one.name}, {curves.axis.texts[index]}: {figure_words(figure)}"
+            tooltip = f"{one.name}, {curves.axis.texts[index]}: {figure_text(figure)}"
             measured = figure.measured
             if measured is None:
                 drawing.circle(x, upwards(figure.predicted_s), 2.6, f"{css} point", tooltip=tooltip)
@@ -64,14 +64,14 @@ def curves_chart(curves: Curves) -> Markup:
 
 
 def positions(axis: SweepAxis) -> list[float]:
-    """Where its values are, on a scale that is linear: numbers, their logarithms, or one after the other."""
+    """Return the positions of values on a linear scale: numbers, logarithms, or indices."""
     if axis.numbers is None:
         return [float(index) for index in range(len(axis.texts))]
     return [math.log10(number) if axis.log else number for number in axis.numbers]
 
 
-def figure_words(figure: SweepFigure) -> str:
-    """One figure, for whoever points at it."""
+def figure_text(figure: SweepFigure) -> str:
+    """Return the tooltip of a figure."""
     told = f"{time_text(figure.predicted_s)} by the model"
     if figure.measured is None:
         return told
@@ -79,7 +79,7 @@ def figure_words(figure: SweepFigure) -> str:
 
 
 def maps_chart(maps: Maps) -> Markup:
-    """A panel for each variant, one below the other, in one scale of shades; what was measured has a frame."""
+    """Draw a panel per variant, one below the other, with a common shading; measured cells have a frame."""
     columns, rows = len(maps.across.texts), len(maps.upwards.texts)
     panel_height = 30 + rows * _CELL + _BOTTOM
     drawing = Drawing(CHART_WIDTH, panel_height * len(maps.panels), "Step time over two settings")
@@ -116,7 +116,7 @@ def _draw_cells(
                     x + 1, y + 1, width - 2, _CELL - 2, "heat-none", tooltip=f"{place}: does not fit"
                 )
                 continue
-            tooltip = f"{place}: {figure_words(figure)}"
+            tooltip = f"{place}: {figure_text(figure)}"
             css = f"heat {'worse' if figure.untrusted else 'better'} heat-{shade(figure.step_time_s, bounds)}"
             drawing.rect(x + 1, y + 1, width - 2, _CELL - 2, css, radius=2, tooltip=tooltip)
             if figure.measured:
@@ -128,7 +128,7 @@ def _draw_cells(
 
 
 def shade(step_s: float, bounds: tuple[float, float]) -> int:
-    """From 0, the quickest, to 6, the slowest; on a logarithmic scale. One shade where all are alike."""
+    """Return the shade from 0, the fastest, to 6, the slowest, on a logarithmic scale; 0 if all are about equal."""
     low, high = bounds
     if high <= low * (1 + SAME_WITHIN):
         return 0
@@ -136,7 +136,7 @@ def shade(step_s: float, bounds: tuple[float, float]) -> int:
 
 
 def _y(row: int, rows: int, top: float) -> float:
-    """Of a row's upper edge; the first value is at the bottom."""
+    """Return the upper edge of a row; the first value is at the bottom."""
     return top + 30 + (rows - 1 - row) * _CELL
 
 
@@ -146,7 +146,7 @@ def _values(figure: SweepFigure) -> Sequence[float]:
 
 
 def _draw_values(drawing: Drawing, axis: SweepAxis, xs: Sequence[float], bottom: float) -> None:
-    """Values below the axis, as many as there is room for, and its name."""
+    """Draw as many values below the axis as fit, and its label."""
     taken = -math.inf
     for x, text in zip(xs, axis.texts, strict=True):
         drawing.line((x, _TOP), (x, bottom), "grid")
@@ -160,7 +160,7 @@ def _draw_values(drawing: Drawing, axis: SweepAxis, xs: Sequence[float], bottom:
 FORMS = ("svg", "pdf")
 COLUMN_IN, PAGE_IN = 3.4, 7.0  # widths of a column and of a page, inches
 MISSING = "sweep.svg and sweep.pdf need matplotlib: pip install 'scale-across-testbed[figures]'"
-# told apart by people who do not see all colours (Okabe and Ito 2008), as on pages
+# distinguishable with colour blindness (Okabe and Ito 2008), as on pages
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 PATTERNS = ("-", "--", "-.", ":")
 MARKS = ("o", "s", "^", "D", "v", "P")
@@ -182,9 +182,9 @@ _STYLE: dict[Any, Any] = {
 
 
 def write_figures(sweep: Sweep) -> list[Path]:
-    """`sweep.svg` and `sweep.pdf` in its folder; nothing without matplotlib. The same sweep gives the same files."""
+    """Write `sweep.svg` and `sweep.pdf` if matplotlib is installed; equal sweeps give equal files."""
     try:
-        import matplotlib as mpl  # noqa: PLC0415 (slow, and not always there)
+        import matplotlib as mpl  # noqa: PLC0415 (slow, and optional)
         from matplotlib.figure import Figure  # noqa: PLC0415
     except ImportError:
         return []
@@ -207,7 +207,7 @@ def write_figures(sweep: Sweep) -> list[Path]:
 
 
 def latex(sweep: Sweep) -> str:
-    """A figure environment with the caption, to be pasted."""
+    """Return a LaTeX figure environment with the caption."""
     words = caption(sweep)
     for character in "%&_#":
         words = words.replace(character, f"\\{character}")
@@ -264,7 +264,7 @@ def _draw_marks(
     *,
     lines: bool,
 ) -> None:
-    """What was measured, with its interval; hollow where it is untrusted. Without lines the model's as small points."""
+    """Draw measurements with intervals, hollow if untrusted; without lines also the model, as small points."""
     number, factor = place
     mark = MARKS[number % len(MARKS)]
     label = None if lines else one.name
@@ -325,19 +325,19 @@ def _draw_maps(figure: Any, maps: Maps) -> None:
         axes.set_title(panel.name)
         axes.set_xticks(_few(range(columns)), _few(maps.across.texts))
         axes.set_yticks(_few(range(rows)), _few(maps.upwards.texts))
-        # values say their unit themselves
-        axes.set_xlabel(axis_words(maps.across))
-    drawn[0].set_ylabel(axis_words(maps.upwards))
+        # values include their unit
+        axes.set_xlabel(axis_text(maps.across))
+    drawn[0].set_ylabel(axis_text(maps.upwards))
     if image is not None:
         figure.colorbar(image, ax=list(drawn), label=f"step time ({unit})")
 
 
 def _few(some: Sequence[Any], most: int = 6) -> list[Any]:
-    """The first, and then as many evenly spread as fit."""
+    """Return evenly spaced elements, starting with the first, at most `most`."""
     return list(some)[:: -(-len(some) // most)]
 
 
 def _time_unit(values_s: Sequence[float]) -> tuple[float, str]:
-    """Seconds, milliseconds or microseconds, as the largest has it."""
+    """Return the unit for the largest value, as factor and name: seconds, milliseconds or microseconds."""
     largest_s = max(values_s)
     return next(((f, u) for f, u in ((1.0, "s"), (1e-3, "ms")) if largest_s >= f), (1e-6, "µs"))

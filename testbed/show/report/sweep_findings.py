@@ -1,4 +1,4 @@
-"""The findings of a sweep, in sentences, and the series that they and the charts use."""
+"""Findings of a sweep in sentences, and the series that sentences and charts use."""
 
 from __future__ import annotations
 
@@ -14,43 +14,54 @@ from testbed.spec.sweep_axes import GridPoint
 from testbed.spec.units import per_second_text, percent_text, time_text
 
 Key = TypeVar("Key", bound=Hashable)
-SAME_WITHIN = 0.005  # steps that are closer than this are equally quick
-FEW = 4  # lines, and no more, that have a figure each in a sentence
+SAME_WITHIN = 0.005  # relative difference below which steps are equally fast
+FEW = 4  # number of lines up to which a sentence has a figure for each
 CLOCKS = {"virtual": "under the virtual clock", "real": "by the machine's own clock"}
 
 
 def describe_sweep(sweep: Sweep) -> list[str]:
-    """The first is the headline."""
+    """Return the findings as sentences; the first is the headline."""
     shown = arrange_series(sweep)
     found = list(
-        filter(None, _of_curves(shown, _off(sweep)) if isinstance(shown, Curves) else _of_maps(shown))
+        filter(
+            None,
+            _describe_curves(shown, _worst_error(sweep))
+            if isinstance(shown, Curves)
+            else _describe_maps(shown),
+        )
     )
-    return [*(found or ["No step time of it is to be used."]), *_misfits(sweep), _sure(sweep)]
+    return [
+        *(found or ["No step time of this sweep can be used."]),
+        *_misfits(sweep),
+        _describe_accuracy(sweep),
+    ]
 
 
-def _of_curves(curves: Curves, off: float) -> Iterator[str]:
-    """off: by which part of a measured step the model was off here at the worst; so much it does not tell apart."""
+def _describe_curves(curves: Curves, error: float) -> Iterator[str]:
+    """error: worst relative error of the model here, below which it cannot distinguish figures."""
     axis = curves.axis
     if axis.numbers is None:
-        yield from _of_words(axis, curves.series)
+        yield from _describe_points(axis, curves.series)
         return
     if len(curves.series) > 1:
-        yield _sentence("; ".join(_regions(axis, curves.series, off)))
-        if told := _widest(axis, curves.series):
-            yield told
+        yield _sentence("; ".join(_regions(axis, curves.series, error)))
+        if text := _describe_widest_gap(axis, curves.series):
+            yield text
     if 0 < len(curves.series) <= FEW:
         each = [
-            words for one in curves.series if (words := _change(axis, one, alone=len(curves.series) == 1))
+            words
+            for one in curves.series
+            if (words := _describe_change(axis, one, alone=len(curves.series) == 1))
         ]
         yield _sentence("; ".join(each))
 
 
-def _regions(axis: SweepAxis, series: Sequence[Series], off: float) -> list[str]:
-    """Say which line is the quickest, or gets most done where steps are unequal, from where to where."""
+def _regions(axis: SweepAxis, series: Sequence[Series], error: float) -> list[str]:
+    """Describe which line is the fastest over which range; where steps are unequal work, which gets most done."""
     found: list[tuple[str, list[int]]] = []
     equal = all(have_same_steps(_at(series, index).values()) for index in range(len(axis.texts)))
     for index in range(len(axis.texts)):
-        name = _quickest(series, index, off)
+        name = _fastest(series, index, error)
         if name is None:
             continue
         if found and found[-1][0] == name:
@@ -62,7 +73,7 @@ def _regions(axis: SweepAxis, series: Sequence[Series], off: float) -> list[str]
         first, last = axis.texts[indices[0]], axis.texts[indices[-1]]
         if len(found) == 1:
             where = (
-                f"at every {axis_words(axis)} from {first} to {last}" if len(indices) > 1 else f"at {first}"
+                f"at every {axis_text(axis)} from {first} to {last}" if len(indices) > 1 else f"at {first}"
             )
         elif number == 0:
             where = f"up to {last}" if len(indices) > 1 else f"at {first}"
@@ -81,24 +92,24 @@ def _regions(axis: SweepAxis, series: Sequence[Series], off: float) -> list[str]
 
 
 def _at(series: Sequence[Series], index: int) -> dict[str, Work]:
-    """What may be held against each other at one value, by the line's name; nothing where the work is unlike."""
-    found = _alike({one.name: one.by_index[index] for one in series if index in one.by_index})
+    """Return the comparable work at one value by line; empty if the lines do different work."""
+    found = _comparable({one.name: one.by_index[index] for one in series if index in one.by_index})
     return found if have_same_workload(found.values()) else {}
 
 
-def _quickest(series: Sequence[Series], index: int, off: float) -> str | None:
-    """By name, several that do as much in the same time; of what may be used."""
+def _fastest(series: Sequence[Series], index: int, error: float) -> str | None:
+    """Return the name of the fastest line, or several if equally fast; only usable figures count."""
     there = _at(series, index)
     if not there:
         return None
     measured = all(one.by_index[index].measured for one in series if index in one.by_index)
-    within = SAME_WITHIN if measured else max(SAME_WITHIN, off)
+    within = SAME_WITHIN if measured else max(SAME_WITHIN, error)
     most = max(one.per_second for one in there.values())
     return " and ".join(name for name, one in there.items() if most <= one.per_second * (1 + within))
 
 
-def _widest(axis: SweepAxis, series: Sequence[Series]) -> str | None:
-    """Where the line that does most in the same time and the one that does least are farthest apart."""
+def _describe_widest_gap(axis: SweepAxis, series: Sequence[Series]) -> str | None:
+    """Describe where the fastest and the slowest line are farthest apart."""
     ratios = {}
     for index in range(len(axis.texts)):
         works = _at(series, index)
@@ -124,24 +135,24 @@ def _widest(axis: SweepAxis, series: Sequence[Series]) -> str | None:
     return f"They are farthest apart at {axis.texts[index]}: {best} {how}."
 
 
-def _change(axis: SweepAxis, one: Series, *, alone: bool) -> str:
-    """From the first to the last value that there is."""
+def _describe_change(axis: SweepAxis, one: Series, *, alone: bool) -> str:
+    """Describe the change from the first to the last value."""
     first, last = min(one.by_index, default=0), max(one.by_index, default=0)
     if first == last or any(one.by_index[end].untrusted for end in (first, last)):
         return ""
-    begin, end = _alike({end: one.by_index[end] for end in (first, last)}).values()
+    begin, end = _comparable({end: one.by_index[end] for end in (first, last)}).values()
     steps = f"{time_text(begin.step_s)} at {axis.texts[first]}, {time_text(end.step_s)} at {axis.texts[last]}"
     words = f"{'a step takes' if alone else f'{one.name} takes'} {steps} ({end.step_s / begin.step_s:.2f}x)"
     if have_same_steps((begin, end)):
         return words
     if not have_same_workload((begin, end)):
-        return f"{words}, which is not the same work"
+        return f"{words}, for different work"
     rates = f"{per_second_text(begin.per_second)} and {per_second_text(end.per_second)} {begin.unit}/s"
     return f"{words}, for {rates} ({end.per_second / begin.per_second:.2f}x)"
 
 
-def _of_words(axis: SweepAxis, series: Sequence[Series]) -> Iterator[str]:
-    works = _alike(
+def _describe_points(axis: SweepAxis, series: Sequence[Series]) -> Iterator[str]:
+    works = _comparable(
         {
             f"{one.name}, {axis.texts[index]}" if len(series) > 1 else axis.texts[index]: figure
             for one in series
@@ -153,16 +164,16 @@ def _of_words(axis: SweepAxis, series: Sequence[Series]) -> Iterator[str]:
     ordered = sorted(works.items(), key=lambda entry: -entry[1].per_second)
     if not have_same_workload(works.values()):
         each = ", ".join(f"{time_text(work.step_s)} with {name}" for name, work in ordered[: FEW + 1])
-        yield f"A step takes {each}; they are not the same work, and so not compared."
+        yield f"A step takes {each}; they are different work, so not compared."
         return
-    (name, best), *behind = ordered
+    (name, best), *others_sorted = ordered
     if have_same_steps(works.values()):
         yield f"{name} is the quickest: {time_text(best.step_s)} a step."
-        others = [f"{other} {time_text(work.step_s)}" for other, work in behind[:FEW]]
+        others = [f"{other} {time_text(work.step_s)}" for other, work in others_sorted[:FEW]]
     else:
         yield f"{name} gets most done in the same time: {_rate(best)}."
-        others = [f"{other} {_rate(work)}" for other, work in behind[:FEW]]
-    ratios = [f"({best.per_second / work.per_second:.2f}x)" for _, work in behind[:FEW]]
+        others = [f"{other} {_rate(work)}" for other, work in others_sorted[:FEW]]
+    ratios = [f"({best.per_second / work.per_second:.2f}x)" for _, work in others_sorted[:FEW]]
     if others:
         yield f"Behind it {', '.join(map(' '.join, zip(others, ratios, strict=True)))}."
 
@@ -171,9 +182,9 @@ def _rate(work: Work) -> str:
     return f"{per_second_text(work.per_second)} {work.unit}/s"
 
 
-def _of_maps(maps: Maps) -> Iterator[str]:
+def _describe_maps(maps: Maps) -> Iterator[str]:
     places = sorted({place for panel in maps.panels for place in panel.figures})
-    every = _alike(
+    every = _comparable(
         {(panel.name, at): figure for panel in maps.panels for at, figure in panel.figures.items()}
     )
     if not every:
@@ -182,29 +193,26 @@ def _of_maps(maps: Maps) -> Iterator[str]:
         wins: Counter[str] = Counter()
         equal = True
         for place in places:
-            works = _alike({one.name: one.figures[place] for one in maps.panels if place in one.figures})
+            works = _comparable({one.name: one.figures[place] for one in maps.panels if place in one.figures})
             if works and have_same_workload(works.values()):
                 wins.update([max(works, key=lambda name: works[name].per_second)])
                 equal = equal and have_same_steps(works.values())
-        told = ", ".join(f"{name} at {count}" for name, count in wins.most_common())
-        if told:
-            most = "The quickest" if equal else "Who gets most done in the same time,"
-            yield f"{most} of {len(places)} points: {told}."
+        text = ", ".join(f"{name} at {count}" for name, count in wins.most_common())
+        if text:
+            most = "The quickest" if equal else "Most work in the same time,"
+            yield f"{most} of {len(places)} points: {text}."
     ends = [pick(every, key=lambda key: every[key].step_s) for pick in (min, max)]
     words = [
         f"{time_text(every[name, place].step_s)}{f' with {name}' if len(maps.panels) > 1 else ''} at "
         f"{maps.across.texts[place[0]]}, {maps.upwards.texts[place[1]]}"
         for name, place in ends
     ]
-    unlike = "" if have_same_steps(every.values()) else "; steps are not the same work at all points"
+    unlike = "" if have_same_steps(every.values()) else "; steps are different work at some points"
     yield f"The quickest step: {words[0]}; the slowest: {words[1]}{unlike}."
 
 
-def _alike(figures: Mapping[Key, SweepFigure]) -> dict[Key, Work]:
-    """What may be held against each other: as measured where all were, else all by the model.
-
-    Without what is untrusted, where they were measured.
-    """
+def _comparable(figures: Mapping[Key, SweepFigure]) -> dict[Key, Work]:
+    """Return comparable figures: measured if all are, without untrusted ones; else all by the model."""
     if all(figure.measured for figure in figures.values()):
         return {key: figure.done for key, figure in figures.items() if not figure.untrusted}
     return {key: figure.predicted_work for key, figure in figures.items()}
@@ -218,24 +226,24 @@ def _misfits(sweep: Sweep) -> Iterator[str]:
         yield f"{len(missing)} {points} not fit: {one}."
 
 
-def _sure(sweep: Sweep) -> str:
-    """What was measured, how it was judged, how far off the model was."""
+def _describe_accuracy(sweep: Sweep) -> str:
+    """Describe what was measured, its verdict, and the model's error."""
     pairs = _measured(sweep)
     if not pairs:
         return "By the model alone; --confirm N measures N of the points on the emulated network."
     runs = sum(point.run is not None for point in sweep.points)
     there = sum(point.misfit is None for point in sweep.points)
     some = f"all {there}" if runs == there else f"{runs} of {there}"
-    told = f"Measured {CLOCKS[sweep.clock]} at {some} points: {sweep.status}"
+    text = f"Measured {CLOCKS[sweep.clock]} at {some} points: {sweep.status}"
     errors = _errors(sweep)
     if not errors:
-        return f"{told}."
-    off = f"{percent_text(statistics.median(errors))} off in the median, {percent_text(max(errors))} at the worst"
-    return f"{told}; the model was {off}."
+        return f"{text}."
+    error = f"{percent_text(statistics.median(errors))} off in the median, {percent_text(max(errors))} at the worst"
+    return f"{text}; the model was {error}."
 
 
 def _errors(sweep: Sweep) -> list[float]:
-    """Of the model, as parts of what was measured and is not untrusted."""
+    """Return the model's relative errors on measurements that are not untrusted."""
     return [
         abs(figure.predicted_s / measured.median_s - 1)
         for figure, measured in _measured(sweep)
@@ -243,7 +251,7 @@ def _errors(sweep: Sweep) -> list[float]:
     ]
 
 
-def _off(sweep: Sweep) -> float:
+def _worst_error(sweep: Sweep) -> float:
     return max(_errors(sweep), default=0.0)
 
 
@@ -254,12 +262,12 @@ def _measured(sweep: Sweep) -> list[tuple[SweepFigure, Measured]]:
 
 
 def caption(sweep: Sweep) -> str:
-    """For a paper: what is shown, how it was come by, with which versions, how it was judged."""
+    """Return a caption for a paper: what is shown, how it was obtained, versions, verdict."""
     shown = arrange_series(sweep)
     if isinstance(shown, Curves):
-        parts = [f"Step time of {sweep.scenario} against {axis_words(shown.axis)}."]
+        parts = [f"Step time of {sweep.scenario} against {axis_text(shown.axis)}."]
     else:
-        axes = f"{axis_words(shown.across)} and {axis_words(shown.upwards)}"
+        axes = f"{axis_text(shown.across)} and {axis_text(shown.upwards)}"
         parts = [f"Step time of {sweep.scenario} over {axes}."]
     pairs = _measured(sweep)
     by_model = f"by the testbed's model ({sweep.made['calibration']})"
@@ -284,8 +292,8 @@ def caption(sweep: Sweep) -> str:
     return " ".join(parts)
 
 
-def axis_words(axis: SweepAxis) -> str:
-    """Its name in a sentence, without the unit."""
+def axis_text(axis: SweepAxis) -> str:
+    """Return an axis' name for a sentence, without its unit."""
     return axis.label.removesuffix(f" ({axis.unit})")
 
 
@@ -295,9 +303,10 @@ def _sentence(words: str) -> str:
 
 @dataclass(frozen=True)
 class Series:
-    """Figures of one variant, and of one word of the other axis where that has words. by_index: of the axis' values.
+    """Figures of one variant, and of one value of the other axis if that has words.
 
-    colour, pattern: which it has, from 0; of one variant alike where several words tell lines apart.
+    by_index: by index of the axis' value. colour, pattern: numbers from 0; lines of one variant share a colour where
+    patterns distinguish the words.
     """
 
     name: str
@@ -308,7 +317,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Curves:
-    """Lines along an axis; where its values are words, points."""
+    """Lines along an axis; points if its values are words."""
 
     axis: SweepAxis
     series: Sequence[Series]
@@ -316,7 +325,7 @@ class Curves:
 
 @dataclass(frozen=True)
 class Panel:
-    """A variant at all values of two axes."""
+    """One variant at all values of two axes."""
 
     name: str
     figures: Mapping[GridPoint, SweepFigure]
@@ -324,7 +333,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Maps:
-    """A panel for each variant; across: the first axis, upwards: the second."""
+    """A panel per variant. across: the first axis. upwards: the second."""
 
     across: SweepAxis
     upwards: SweepAxis
@@ -332,7 +341,7 @@ class Maps:
 
 
 def arrange_series(sweep: Sweep) -> Curves | Maps:
-    """Curves of one axis, or of two of which one has words; else maps."""
+    """Arrange a sweep as curves, if it has one axis or one with numbers and one with words, else as maps."""
     axes = sweep.axes
     if len(axes) == 1:
         names = enumerate(sweep.variants)

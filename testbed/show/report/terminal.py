@@ -1,4 +1,4 @@
-"""The result of a run on a terminal, or in a log: a table, what did not hold, where the report is."""
+"""The result of a run on a terminal or in a log: a table, failed invariants, where the report is."""
 
 from __future__ import annotations
 
@@ -14,21 +14,27 @@ from rich.text import Text
 
 from testbed.measure.results.result import Result, Variant
 from testbed.prediction.calibration import calibration_words
-from testbed.show.report.diagnosis_page import suspected, suspicion_words
-from testbed.show.report.serving import decoding_words, serving_words
-from testbed.show.report.shared_sections import counted, lost_words, pause_words, reasons, replication_words
-from testbed.show.report.variant_text import comparisons, deviation, deviation_text, variant_words
+from testbed.show.report.diagnosis_page import diagnose_suspects, suspicion_text
+from testbed.show.report.serving import describe_decoding, describe_serving
+from testbed.show.report.shared_sections import (
+    count_by_invariant,
+    describe_losses,
+    describe_pauses,
+    describe_replication,
+    reasons,
+)
+from testbed.show.report.variant_text import comparisons, describe_rates, deviation, deviation_text
 from testbed.spec.units import signed_percent_text, size_text, time_text
 
 _STATUS_STYLE = {"trusted": "green", "caution": "yellow", "untrusted": "bold white on red"}
-# From this width on, the sentence on what limited a variant has a column of its own.
+# Width from which the sentence on what limited a variant has its own column.
 _WIDE = 130
-# So many variants, and no more, have a figure each in a sentence.
+# Number of variants up to which a sentence has a figure for each.
 FEW = 4
 
 
 def print_summary(result: Result, console: Console) -> None:
-    """Prints what a run found; readable without colour and in 80 columns."""
+    """Print a run's results, readable without colour and in 80 columns."""
     variants = result.variants
     wide = console.width >= _WIDE
     console.print(_table(result, wide, console.options.ascii_only))
@@ -41,35 +47,35 @@ def print_summary(result: Result, console: Console) -> None:
     if not wide:
         for variant in variants:
             console.print(_sentence(f"{variant.name} is limited by ", variant.limited_by))
-    for words in filter(None, map(variant_words, variants if len(variants) <= FEW else ())):
+    for words in filter(None, map(describe_rates, variants if len(variants) <= FEW else ())):
         console.print(Text(words))
     trainings = [variant.training for variant in variants if variant.training is not None]
     print_training_steps((training.training_steps for training in trainings), console)
     print_not_emulated((what for training in trainings for what in training.not_emulated), console)
-    if words := predicted_words(variants):
+    if words := describe_prediction(variants):
         console.print(Text(f"{words}{_calibrated(Path(result.run_dir))}"))
-    for words in filter(None, map(lost_words, variants if len(variants) <= FEW else ())):
+    for words in filter(None, map(describe_losses, variants if len(variants) <= FEW else ())):
         console.print(Text(words))
-    for words in filter(None, map(pause_words, variants if len(variants) <= FEW else ())):
+    for words in filter(None, map(describe_pauses, variants if len(variants) <= FEW else ())):
         console.print(Text(words))
-    for words in (words for variant in variants for words in replication_words(variant)):
+    for words in (words for variant in variants for words in describe_replication(variant)):
         console.print(Text(words))
-    for words in (words for one in variants for words in serving_words(one.name, one.serving)):
+    for words in (words for one in variants for words in describe_serving(one.name, one.serving)):
         console.print(Text(words))
-    for words in decoding_words(variants):
+    for words in describe_decoding(variants):
         console.print(Text(words))
     for sentence in comparisons(variants):
         console.print(Text(sentence, style="bold"))
-    for name, found in suspected(Path(result.run_dir), variants):
+    for name, found in diagnose_suspects(Path(result.run_dir), variants):
         console.print(
-            Text(f"{suspicion_words(name, found)}; testbed diagnose {result.run_dir}"), soft_wrap=True
+            Text(f"{suspicion_text(name, found)}; testbed diagnose {result.run_dir}"), soft_wrap=True
         )
-    # No wrapping: a path has to survive being copied.
+    # No wrapping: the path must be easy to copy.
     console.print(Text(f"Report: {Path(result.run_dir) / 'report.html'}"), soft_wrap=True)
 
 
-def predicted_words(variants: Sequence[Variant]) -> str:
-    """One sentence on what the model says of the steps; empty where it says nothing."""
+def describe_prediction(variants: Sequence[Variant]) -> str:
+    """Describe the model's prediction in one sentence; empty if there is none."""
     found = {
         variant.name: variant.predicted
         for variant in variants
@@ -89,7 +95,7 @@ def predicted_words(variants: Sequence[Variant]) -> str:
 
 
 def _calibrated(run_dir: Path) -> str:
-    """By which calibration, as the run's manifest has it."""
+    """Name the calibration in the run's manifest."""
     try:
         made = json.loads((run_dir / "manifest.json").read_text()).get("calibration")
     except OSError:
@@ -98,27 +104,27 @@ def _calibrated(run_dir: Path) -> str:
 
 
 def print_training_steps(counts: Iterable[int], console: Console) -> None:
-    """Prints of how many training steps figures are, where that is not one."""
+    """Print how many training steps the figures cover, if not one."""
     for count in dict.fromkeys(counts):
         if count > 1:
-            console.print(f"All figures are of {count} training steps in a row.")
+            console.print(f"All figures are for {count} consecutive training steps.")
 
 
 def print_not_emulated(dimensions: Iterable[str], console: Console) -> None:
-    """Prints which traffic of training steps stays inside ranks, each once; nothing where none does."""
+    """Print which traffic of training steps stays inside ranks, each kind once."""
     for what in dict.fromkeys(dimensions):
         console.print(_sentence("Inside each rank, not emulated: ", what))
 
 
 def print_refusal(result: Result, console: Console) -> None:
-    """Prints why an untrusted run's figures are not given."""
+    """Print why an untrusted run's figures are withheld."""
     _print_failing(result.variants, console)
     console.print(Text(f"Untrusted: its figures are not reported. {_remedy(result)}", style="bold red"))
     console.print(Text(f"Samples: {result.run_dir}"), soft_wrap=True)
 
 
 def _print_failing(variants: Sequence[Variant], console: Console) -> None:
-    """The worst variants first; of many reasons a few, and how many more there are."""
+    """Print the worst variants first; of many reasons a few, and the number of others."""
     first, more = reasons(variants)
     for variant, invariant in first:
         status = variant.verdict.status
@@ -129,13 +135,13 @@ def _print_failing(variants: Sequence[Variant], console: Console) -> None:
             )
         )
     if more:
-        console.print(Text(f"And {len(more)} more, which the report has: {counted(more)}."))
+        console.print(Text(f"And {len(more)} more, see the report: {count_by_invariant(more)}."))
 
 
 def _remedy(result: Result) -> str:
     if result.clock != "real":
         return "See docs/explanation/fidelity.md."
-    return "--clock virtual gives exact ones whatever this machine does; --retry-dilated 8 stretches time until it can."
+    return "--clock virtual gives exact ones on any host; --retry-dilated 8 stretches time until they hold."
 
 
 def _sentence(start: str, rest: str) -> Text:
@@ -143,7 +149,7 @@ def _sentence(start: str, rest: str) -> Text:
 
 
 def _emphasised(status: str) -> str:
-    """Capitals for the one verdict that must not be overlooked where there is no colour either."""
+    """Capitalise the one verdict that must not be overlooked, also without colour."""
     return status.upper() if status == "untrusted" else status
 
 
@@ -156,7 +162,7 @@ def _table(result: Result, wide: bool, ascii_only: bool) -> Table:
         show_edge=False,
         pad_edge=False,
     )
-    # Figures stay whole; what has to give way in a narrow terminal is a long name.
+    # Figures stay whole; long names wrap in a narrow terminal.
     table.add_column("variant", overflow="fold")
     for heading in ("step time", "compute", "exposed\ncomm", "WAN bytes\n(expected)"):
         table.add_column(heading, justify="right", no_wrap=True, overflow="fold")

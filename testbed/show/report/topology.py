@@ -1,8 +1,7 @@
-"""Drawing of the network a run used: buildings with their hosts, and the WAN links between them.
+"""Drawing of the network of a run: buildings with their hosts, and the WAN links between them.
 
-Figures are real ones; tooltips add what was emulated. Each link is drawn as two lines, one per direction
-(traffic keeps to the right), thicker and warmer the more of the direction's capacity a step of the shown
-variant used.
+Figures are real ones; tooltips add emulated ones. Each link is drawn as two lines, one per direction (traffic keeps to
+the right). A line is thicker and warmer the more of its capacity a step of the shown variant used.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _GAP = 6.0
 _HEADER = 30.0
 _MARGIN = 8.0
 _TRANSIT_WIDTH = 190.0
-"""Of a building without hosts: room for the longest name and a word."""
+"""Width of a building without hosts: room for the longest name and a word."""
 _LISTED_HOSTS = 16
 _DOTS_PER_ROW, _DOTS_PER_ROW_ON_PHONES = 8, 5
 _DOT = 18.0
@@ -36,18 +35,18 @@ _ARROW = 10.0
 _LANE_OFFSET = 5.0
 _APART = 62.0
 _CLOSE = 30.0
-"""Distance between parallel links: with a label on each, and with one label for all."""
+"""Distance between parallel links with a label each, and with one label for all."""
 _LABELLED_PLANES = 4
 # Heads for the eight directions a line can have on the page, from east clockwise (y grows downwards).
 _ARROWS = "→↘↓↙←↖↑↗"
 
 LOAD_CLASSES = (("load-idle", 0.01), ("load-low", 0.5), ("load-medium", 0.8), ("load-high", math.inf))
-"""Style classes for utilisation, each with the share (exclusive) up to which it is used."""
+"""Style classes for utilisation, each with its upper bound (exclusive)."""
 
 
 @dataclass(frozen=True)
 class _Route:
-    """Where one WAN link is drawn: beside the line between two buildings' centres, `shift` to its right."""
+    """The place of one WAN link: parallel to the line between two buildings' centres, `shift` to its right."""
 
     link: JsonObject
     a: Box
@@ -55,20 +54,20 @@ class _Route:
     shift: float
 
     def visible(self, more: float = 0.0) -> Line:
-        """The part between the two buildings' walls of the link's line, or of one `more` to its right."""
+        """Return the part between the buildings' walls of the link's line, or of one `more` to its right."""
         line = Line((self.a.x, self.a.y), (self.b.x, self.b.y)).shifted(self.shift + more)
         return between_walls(line, self.a, self.b)
 
 
 def load_class(utilisation: float | None) -> str:
-    """The style class for a utilisation (share of capacity; None = not measured)."""
+    """Return the style class of a utilisation (share of capacity; None if not measured)."""
     if utilisation is None:
         return "load-unknown"
     return next(css for css, limit in LOAD_CLASSES if utilisation < limit)
 
 
 def topology_drawing(data: RunData, variant: JsonObject, width: float = CHART_WIDTH) -> Markup:
-    """The network of `data`, its WAN links coloured by their use in `variant`."""
+    """Draw the network of a run, with WAN links coloured by their use in a variant."""
     fabric = data.fabric(variant["name"])
     used = {LinkKey.of(record): record for record in variant["wan_links"]}
     title = f"Buildings and WAN links, coloured by use in {variant['name']}"
@@ -82,9 +81,9 @@ def network_drawing(
     title: str,
     width: float = CHART_WIDTH,
 ) -> Drawing:
-    """Buildings, hosts (name, building, ip, rank), links (a, b, plane, both directions), as a manifest has them.
+    """Draw buildings, hosts (name, building, ip, rank) and links (a, b, plane, both directions) of a manifest.
 
-    used: of a step; without any nothing is said of use. Narrow ones of more than two buildings have no labels.
+    used: use per step; empty to show none. Narrow drawings of more than two buildings have no labels.
     """
     hosts = hosts_by_building(fabric)
     pairs: dict[frozenset[str], list[JsonObject]] = defaultdict(list)
@@ -108,7 +107,7 @@ def network_drawing(
     taken = list(boxes.values())
     if narrow and len(hosts) > 2:
         return drawing
-    for bundle in [[route] for route in routes] if one_label_each else _alike(scale, routes):
+    for bundle in [[route] for route in routes] if one_label_each else _group_alike(scale, routes):
         link = bundle[0].link
         siblings = len(pairs[frozenset((link["a"], link["b"]))]) > len(bundle)
         taken.append(_draw_label(drawing, scale, bundle, used, taken, name_planes=siblings))
@@ -138,7 +137,7 @@ def _role(host: JsonObject) -> str:
 
 
 def _dots(hosts: int, buildings: int, width: float) -> int:
-    """How many hosts of a building are in a row as dots; 0: each has its name."""
+    """Return how many hosts are in a row as dots; 0 to show hosts by name."""
     narrow = width < CHART_WIDTH
     if hosts > _LISTED_HOSTS or (narrow and buildings > 2):
         return _DOTS_PER_ROW_ON_PHONES if narrow and buildings > 2 else _DOTS_PER_ROW
@@ -160,9 +159,9 @@ def _box_size(hosts: list[JsonObject], dots: int) -> tuple[float, float]:
 def _place_buildings(
     hosts: dict[str, list[JsonObject]], bundle: int, width: float
 ) -> tuple[dict[str, Box], float]:
-    """Buildings on an ellipse that fills the drawing, and the drawing's height.
+    """Place buildings on an ellipse that fills the drawing; return them and the drawing's height.
 
-    Walls get long enough for `bundle` parallel links with a label each. Two are above each other where it is narrow.
+    Walls are long enough for `bundle` parallel links with a label each. In a narrow drawing two buildings are stacked.
     """
     count, narrow = len(hosts), width < CHART_WIDTH
     sizes = {name: _box_size(own, _dots(len(own), count, width)) for name, own in hosts.items()}
@@ -232,7 +231,7 @@ def _draw_building(drawing: Drawing, name: str, box: Box, hosts: list[JsonObject
 
 
 def _routes(links: list[JsonObject], boxes: dict[str, Box], spacing: float) -> list[_Route]:
-    """The links of one pair of buildings side by side, `spacing` apart or closer where walls are short."""
+    """Place the links of one pair of buildings in parallel, `spacing` apart or closer where walls are short."""
     first, second = boxes[links[0]["a"]], boxes[links[0]["b"]]
     if spacing < _APART:
         room = 0.8 * min(first.height, second.height, first.width, second.width)
@@ -240,14 +239,14 @@ def _routes(links: list[JsonObject], boxes: dict[str, Box], spacing: float) -> l
     routes = []
     for index, link in enumerate(links):
         shift = (index - (len(links) - 1) / 2) * spacing
-        # Links of one pair may name its buildings in either order; where they lie must not depend on it.
+        # Links of one pair may name its buildings in either order, which must not affect their place.
         same_order = link["a"] == links[0]["a"]
         routes.append(_Route(link, boxes[link["a"]], boxes[link["b"]], shift if same_order else -shift))
     return routes
 
 
-def _alike(scale: Scale, routes: list[_Route]) -> list[list[_Route]]:
-    """Routes between the same buildings and with the same figures, to be labelled together."""
+def _group_alike(scale: Scale, routes: list[_Route]) -> list[list[_Route]]:
+    """Group routes between the same buildings with the same figures, to be labelled together."""
     bundles: dict[tuple[str, str, str, str], list[_Route]] = defaultdict(list)
     for route in routes:
         link = route.link
@@ -257,7 +256,7 @@ def _alike(scale: Scale, routes: list[_Route]) -> list[list[_Route]]:
 
 
 def _draw_direction(drawing: Drawing, line: Line, use: JsonObject | None) -> None:
-    """One direction of a link: a line with an arrow head at its end."""
+    """Draw one direction of a link: a line with an arrow head at its end."""
     utilisation = None if use is None else float(use["utilisation"])
     css = load_class(utilisation)
     (dx, dy), (x, y) = line.direction, line.end
@@ -277,7 +276,7 @@ def _draw_label(
     *,
     name_planes: bool,
 ) -> Box:
-    """Puts the figures of a bundle of like links on it, where they cover least; returns the place taken."""
+    """Label a bundle of equal links where it covers least; return the label's box."""
     middle = sum(route.shift for route in bundle) / len(bundle)
     line = bundle[0].visible(middle - bundle[0].shift)
     lines = _label_lines(scale, bundle, line, used, name_planes)
@@ -322,8 +321,8 @@ def _label_lines(
         for direction in (arrows if used else ())
     }
     if figures["a_to_b"] == figures["b_to_a"]:
-        said = " · ".join(f"{arrows[direction]} {share}" for direction, share in shares.items())
-        return [which + figures["a_to_b"], *([said] if said else [])]
+        shares_text = " · ".join(f"{arrows[direction]} {share}" for direction, share in shares.items())
+        return [which + figures["a_to_b"], *([shares_text] if shares_text else [])]
     lines = [
         " · ".join([f"{arrow} {figures[direction]}", *([shares[direction]] if used else [])])
         for direction, arrow in arrows.items()
@@ -332,7 +331,7 @@ def _label_lines(
 
 
 def _shares_text(uses: list[JsonObject | None]) -> str:
-    """Utilisation of one direction of a bundle's links: one figure, or the range they span."""
+    """Return the utilisation of one direction of a bundle: one figure, or a range."""
     shares = [use["utilisation"] for use in uses if use is not None]
     if not shares:
         return "not measured"
@@ -341,7 +340,7 @@ def _shares_text(uses: list[JsonObject | None]) -> str:
 
 
 def _figures(scale: Scale, direction: JsonObject) -> str:
-    """Rate and delay of one direction, jitter and loss when there are any; real units."""
+    """Return rate and delay of one direction, with jitter and loss if any; real units."""
     parts = [
         rate_text(scale.real_bps(direction["rate_bps"])),
         time_text(scale.real_s(direction["delay_s"])),

@@ -1,4 +1,4 @@
-"""Draw a topology before anything is built: SVG, Graphviz or Mermaid."""
+"""Drawings of a topology before anything is built: SVG, Graphviz or Mermaid."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import asdict
 from html import escape
 from typing import Literal
 
-from testbed.show.report.svg import standalone
+from testbed.show.report.svg import svg_document
 from testbed.show.report.topology import network_drawing
 from testbed.spec.scale import UNSCALED
 from testbed.spec.topology import Topology
@@ -23,7 +23,7 @@ text { font: 12px system-ui, "Helvetica Neue", Arial, "DejaVu Sans", sans-serif;
 
 
 def draw_topology(topology: Topology, form: Form) -> str:
-    """The text of a drawing. Figures are those of the topology as it was resolved."""
+    """Return a drawing as text, with the resolved topology's figures."""
     return {"svg": _svg, "dot": _dot, "mermaid": _mermaid}[form](topology)
 
 
@@ -32,11 +32,11 @@ def _svg(topology: Topology) -> str:
     wan = [{**asdict(link), "name": link.name} for link in topology.wan]
     fabric = {"buildings": [building.name for building in topology.buildings], "hosts": hosts, "wan": wan}
     drawing = network_drawing(fabric, UNSCALED, {}, f"Buildings and WAN links of {topology.name}")
-    return standalone(drawing.root, STYLE)
+    return svg_document(drawing.root, STYLE)
 
 
 def _dot(topology: Topology) -> str:
-    """Buildings as clusters, transit sites as dashed ovals; a link is an edge between their switches."""
+    """Draw buildings as clusters and transit sites as dashed ovals; a link is an edge between their switches."""
     lines = [f"graph {_quoted(topology.name)} {{", "  compound=true; node [shape=box];"]
     for building in topology.buildings:
         switch = _quoted(building.name)
@@ -53,7 +53,7 @@ def _dot(topology: Topology) -> str:
 
 
 def _mermaid(topology: Topology) -> str:
-    """As a flow chart, which GitHub draws in Markdown. Names of buildings and hosts are letters, digits and dashes."""
+    """Draw a flow chart, which GitHub renders in Markdown. Names have only letters, digits and dashes."""
     lines = ["flowchart LR"]
     for building in topology.buildings:
         if building.is_transit:
@@ -67,7 +67,7 @@ def _mermaid(topology: Topology) -> str:
 
 
 def _links(topology: Topology) -> list[tuple[str, str, str]]:
-    """(one end, other end, rate and delay); both directions where they differ."""
+    """Return (one end, other end, rate and delay) of each link; both directions if they differ."""
     found = []
     for link in topology.wan:
         texts = [f"{rate_text(one.rate_bps)}, {time_text(one.delay_s)}" for one in (link.a_to_b, link.b_to_a)]

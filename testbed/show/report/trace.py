@@ -2,11 +2,11 @@
 
 Format: "Trace Event Format" (Chromium project), complete events `ph: X` with `ts` and `dur` in microseconds,
 flow events `ph: s` and `f` for messages, counters `ph: C`.
-A process is a rank, a thread is a stream of operations. Viewers need the events of one thread to nest, so
-collectives that are in flight together without streams of their own are spread over as many as there are at once.
-Perfetto counts in whole nanoseconds and leaves out what does not nest by one: both ends of an event are rounded, not
-its length. It also draws an arrow from whichever end began first, so a receive that was there before its send has a
-part `arriving` within it, where the arrow ends.
+A process is a rank, a thread is a stream of operations. Viewers require the events of one thread to nest, so
+concurrent collectives without their own streams are spread over as many threads as needed.
+Perfetto uses whole nanoseconds and drops events that fail to nest by one, so both ends of an event are rounded, not
+its length. It also draws an arrow from whichever end began first. A receive posted before its send therefore has an
+inner event `arriving`, where the arrow ends.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from typing import Any
 from testbed.measure.results.records import JsonObject, Sample, SocketReading, read_sockets
 from testbed.measure.results.shards import SOCKETS
 from testbed.plugins import short_name
-from testbed.show.report.run_data import RECEIVE, WHOLE_STEP, RunData, communicates
+from testbed.show.report.run_data import RECEIVE, WHOLE_STEP, RunData, is_communication
 from testbed.show.report.svg import pack_rows
-from testbed.show.report.utilisation import link_rates, used_between
+from testbed.show.report.utilisation import link_rates, utilisation_between
 
-# Perfetto takes a thread whose number is its process's, or 0, for that process's main thread, and makes both one:
-# streams have numbers that no rank has.
+# Perfetto takes a thread whose number is its process's, or 0, for the process's main thread and merges both.
+# So streams have numbers that no rank has.
 STEP_STREAM = 100_000
 COMPUTE_STREAM = STEP_STREAM + 1
 FIRST_COMMUNICATION_STREAM = STEP_STREAM + 2
 
 
 def trace_events(samples: Iterable[Sample]) -> list[JsonObject]:
-    """Trace events for `samples`: names of processes and threads first, then one complete event a sample."""
+    """Return the trace events of samples: names of processes and threads first, then one complete event per sample."""
     per_rank: dict[int, list[Sample]] = defaultdict(list)
     for sample in samples:
         per_rank[sample.rank].append(sample)
     events: list[JsonObject] = []
     ends: dict[tuple[Any, ...], list[list[JsonObject]]] = defaultdict(lambda: [[], []])
     for rank, own in sorted(per_rank.items()):
-        communication = [s for s in own if communicates(s.operation)]
+        communication = [s for s in own if is_communication(s.operation)]
         rows = _rows(communication)
         numbers = {row: FIRST_COMMUNICATION_STREAM + index for index, row in enumerate(sorted(set(rows)))}
         streams = {STEP_STREAM: "steps", COMPUTE_STREAM: "compute"}
@@ -49,7 +49,7 @@ def trace_events(samples: Iterable[Sample]) -> list[JsonObject]:
         events.extend(
             _complete(s, STEP_STREAM if s.operation == WHOLE_STEP else COMPUTE_STREAM)
             for s in own
-            if not communicates(s.operation)
+            if not is_communication(s.operation)
         )
         for sample, row in sorted(zip(communication, rows, strict=True), key=lambda pair: pair[0].start_s):
             event = _complete(sample, numbers[row])
@@ -58,10 +58,10 @@ def trace_events(samples: Iterable[Sample]) -> list[JsonObject]:
                 key = sample.variant, sample.trial, sample.step, sample.message
                 ends[key][sample.operation == RECEIVE].append(event)
     arrows = [pair for sends, receives in ends.values() for pair in zip(sends, receives, strict=False)]
-    for number, (sent, came) in enumerate(arrows):
-        into = came
-        if came["ts"] < sent["ts"]:
-            into = _arriving(came, sent["ts"])
+    for number, (sent, received) in enumerate(arrows):
+        into = received
+        if received["ts"] < sent["ts"]:
+            into = _arriving_part(received, sent["ts"])
             events.append(into)
         events.append(_arrow("s", number, sent))
         events.append(_arrow("f", number, into))
@@ -69,7 +69,7 @@ def trace_events(samples: Iterable[Sample]) -> list[JsonObject]:
 
 
 def _rows(samples: Sequence[Sample]) -> list[str]:
-    """For each its stream, or one of as many rows as are needed."""
+    """Return each sample's stream, or one of as many rows as needed."""
     loose = [index for index, sample in enumerate(samples) if not sample.stream]
     rows = pack_rows([(samples[index].start_s, samples[index].end_s) for index in loose])
     names = {index: f"communication {row:02}" for index, row in zip(loose, rows, strict=True)}
@@ -77,10 +77,10 @@ def _rows(samples: Sequence[Sample]) -> list[str]:
 
 
 def write_trace(data: RunData, path: Path) -> Path:
-    """Writes the trace of a run to `path`, operations and counters, and returns it. BadResult."""
+    """Write the trace of a run, operations and counters, and return its path. Raises BadResult."""
     events = [*trace_events(data.samples), *counter_events(data)]
     trace = {"traceEvents": events, "displayTimeUnit": "ms"}
-    # Perfetto shows an escaped character as its escape.
+    # Perfetto does not decode escaped characters.
     path.write_text(json.dumps(trace, separators=(",", ":"), ensure_ascii=False), encoding="utf-8")
     return path
 
@@ -89,15 +89,15 @@ def _naming(kind: str, rank: int, stream: int, name: str) -> JsonObject:
     return {"ph": "M", "name": kind, "pid": rank, "tid": stream, "args": {"name": name}}
 
 
-def _arriving(came: JsonObject, sent_us: float) -> JsonObject:
-    """The part of a receive from when its message was sent on."""
-    end = came["ts"] + came["dur"]
+def _arriving_part(received: JsonObject, sent_us: float) -> JsonObject:
+    """Return the part of a receive after its message was sent."""
+    end = received["ts"] + received["dur"]
     start = min(sent_us, end)
-    return {**came, "name": "arriving", "cat": "message", "ts": start, "dur": round(end - start, 3)}
+    return {**received, "name": "arriving", "cat": "message", "ts": start, "dur": round(end - start, 3)}
 
 
 def _arrow(phase: str, number: int, event: JsonObject) -> JsonObject:
-    """One end of an arrow (a "flow"), from a send to where its message came: bound to the event that begins there."""
+    """Return one end of an arrow (a "flow") from a send to its arrival, bound to the event that starts there."""
     ends = {"name": "message", "cat": "message", "id": number, "pid": event["pid"], "tid": event["tid"]}
     return {"ph": phase, **ends, "ts": event["ts"], **({"bp": "e"} if phase == "f" else {})}
 
@@ -123,11 +123,11 @@ def _complete(sample: Sample, stream: int) -> JsonObject:
 
 
 Point = tuple[float, float]
-"""A moment in seconds, and the value from then on."""
+"""A time in seconds, and the value from then on."""
 
 
 def counter_events(data: RunData) -> list[JsonObject]:
-    """Of each WAN direction utilisation, queue, drops, losses; of each connection its window. BadResult."""
+    """Return utilisation, queue, drops and losses per WAN direction, and each connection's window. Raises BadResult."""
     if not data.samples:
         return []
     begin_s = min(sample.start_s for sample in data.samples)
@@ -137,7 +137,7 @@ def counter_events(data: RunData) -> list[JsonObject]:
     for process, (key, counters) in enumerate(data.links.items(), start=after_ranks):
         name = f"WAN {key.source} → {key.target}, plane {key.plane}"
         events.append({"ph": "M", "name": "process_name", "pid": process, "tid": 0, "args": {"name": name}})
-        used = used_between(counters, link_rates(data, key))
+        used = utilisation_between(counters, link_rates(data, key))
         tracks: dict[tuple[str, str], Iterable[Point]] = {
             ("utilisation", "%"): [(start, round(100 * share, 3)) for start, _, share in used],
             ("queue", "bytes"): zip(counters.times_s, map(round, counters.queue_bytes), strict=True),
@@ -145,17 +145,17 @@ def counter_events(data: RunData) -> list[JsonObject]:
             ("losses", "packets"): zip(counters.times_s, counters.losses, strict=True),
         }
         for (track, unit), points in tracks.items():
-            events.extend(_counters(process, track, unit, changes(points, begin_s, end_s)))
+            events.extend(_counters(process, track, unit, value_changes(points, begin_s, end_s)))
     for reading, points in window_points(read_sockets(data.run_dir / SOCKETS, data.scale)):
         name = f"window to rank {reading.peer}"
         name += f", channel {reading.channel}" if reading.channel else ""
         name += f", class {reading.dscp}" if reading.dscp else ""
-        events.extend(_counters(reading.rank, name, "segments", changes(points, begin_s, end_s)))
+        events.extend(_counters(reading.rank, name, "segments", value_changes(points, begin_s, end_s)))
     return events
 
 
-def changes(points: Iterable[Point], begin_s: float, end_s: float) -> list[Point]:
-    """Those of `points`, which are in order, whose value is new, from begin_s to end_s; at begin_s what held then."""
+def value_changes(points: Iterable[Point], begin_s: float, end_s: float) -> list[Point]:
+    """Keep the points where the value changes, from begin_s to end_s, starting with the value at begin_s."""
     found: list[Point] = []
     for moment_s, value in points:
         if moment_s <= begin_s:
@@ -166,7 +166,7 @@ def changes(points: Iterable[Point], begin_s: float, end_s: float) -> list[Point
 
 
 def window_points(readings: Iterable[SocketReading]) -> Iterator[tuple[SocketReading, list[Point]]]:
-    """For each connection whose window ever changed a reading of it, and its window in segments along the run."""
+    """Yield, for each connection whose window changed, one of its readings and its window in segments over time."""
     own: dict[tuple[int, ...], list[SocketReading]] = defaultdict(list)
     for reading in readings:
         own[reading.rank, reading.peer, reading.channel, reading.dscp].append(reading)
@@ -176,7 +176,7 @@ def window_points(readings: Iterable[SocketReading]) -> Iterator[tuple[SocketRea
 
 
 def _counters(process: int, name: str, unit: str, points: Iterable[Point]) -> Iterator[JsonObject]:
-    """Viewers name a counter by both: "queue bytes"."""
+    """Yield counter events; viewers show name and unit together: "queue bytes"."""
     for moment_s, value in points:
         yield {
             "ph": "C",

@@ -1,4 +1,4 @@
-"""The report's charts of the WAN: how much of each direction's capacity was used, per step and over time."""
+"""WAN charts of the report: utilisation of each direction, per step and over time."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from itertools import pairwise
 from markupsafe import Markup
 
 from testbed.measure.results.records import JsonObject, LinkKey
-from testbed.show.report.charts import draw_time_axis, series_class, steps_of, variant_css
+from testbed.show.report.charts import draw_time_axis, series_class, step_spans, variant_css
 from testbed.show.report.run_data import LinkCounters, RunData
 from testbed.show.report.svg import CHART_WIDTH, Axis, Drawing
 from testbed.spec.units import percent_text, rate_text, size_text
 
 _MOST_POINTS = 600
-# Room for a link's name on the left and for figures on the right, on wide pages and on phones.
+# Room for a link's name on the left and figures on the right, on wide pages and on phones.
 _LABEL_ROOM, _LABEL_ROOM_ON_PHONES = 190, 112
 _FIGURE_ROOM, _FIGURE_ROOM_ON_PHONES = 160, 66
 _AXIS_ROOM = 26
 
 Interval = tuple[float, float, float]
-"""Start and end in seconds, and the share of the link's capacity used between them."""
+"""Start and end in seconds, and the share of the link's capacity used in between."""
 
 
 def utilisation_per_step_chart(variants: Sequence[JsonObject], width: float = CHART_WIDTH) -> Markup:
-    """For every WAN direction one bar per variant: share of the capacity used over a step, 0 to 100 %.
+    """Draw one bar per WAN direction and variant: share of capacity used over a step, 0 to 100 %.
 
-    A narrow one leaves out bytes.
+    A narrow chart omits bytes.
     """
     wide = width >= CHART_WIDTH
     room = _LABEL_ROOM if wide else _LABEL_ROOM_ON_PHONES
@@ -56,12 +56,12 @@ def utilisation_per_step_chart(variants: Sequence[JsonObject], width: float = CH
 
 
 def utilisation_over_time_chart(data: RunData, width: float = CHART_WIDTH) -> Markup | None:
-    """For every WAN direction the share of its capacity in use along the run; None without counters.
+    """Draw, per WAN direction, the share of capacity in use over the run; None without counters.
 
-    A strip on top, and tinted bands below it, tell which variant's steps were being measured.
+    A strip on top, and tinted bands below it, show which variant's steps were measured.
     """
     intervals = {
-        key: used_between(counters, link_rates(data, key), _MOST_POINTS)
+        key: utilisation_between(counters, link_rates(data, key), _MOST_POINTS)
         for key, counters in data.links.items()
     }
     intervals = {key: values for key, values in intervals.items() if values}
@@ -106,7 +106,7 @@ def _draw_measured_steps(drawing: Drawing, data: RunData, axis: Axis, top: float
     drawing.text(0, 14, "measured steps", "tick")
     for index, variant in enumerate(data.variants):
         own = [sample for sample in data.samples if sample.variant == variant["name"]]
-        for (trial, step), (start, end) in steps_of(own).items():
+        for (trial, step), (start, end) in step_spans(own).items():
             left, width = axis(start), max(axis(end) - axis(start), 1.0)
             group = drawing.group(series_class(index), f"{variant['name']}, trial {trial}, step {step}")
             drawing.rect(left, 4, width, 10, "bar", parent=group)
@@ -114,7 +114,7 @@ def _draw_measured_steps(drawing: Drawing, data: RunData, axis: Axis, top: float
 
 
 def _draw_events(drawing: Drawing, data: RunData, axis: Axis, top: float, bottom: float) -> None:
-    """A line where an event begins, a dashed one where it ends."""
+    """Draw a line where an event begins, a dashed one where it ends."""
     for entry in data.events:
         if entry["time_s"] is None or not axis.low <= entry["time_s"] <= axis.high:
             continue
@@ -143,10 +143,9 @@ def _draw_link_label(
 
 
 class LinkRates:
-    """The real rate of one WAN direction along a run: between steps, that of the variant whose step is nearer in time.
+    """The real rate of one WAN direction over a run: between steps, that of the variant whose step is nearer in time.
 
-    turns: begin and end of each measured step, and the rate that its variant has, 0 where it has no such link; in the
-    order of time.
+    turns: (begin, end, rate) of each measured step in order of time; the rate is 0 if the variant has no such link.
     """
 
     def __init__(self, turns: Sequence[tuple[float, float, float]]) -> None:
@@ -154,7 +153,7 @@ class LinkRates:
         self._ends_s = [end_s for _, end_s, _ in turns]
 
     def at(self, time_s: float) -> float:
-        """Return the rate at a time, in bit/s; 0 where nothing says it."""
+        """Return the rate at a time, in bit/s; 0 if unknown."""
         if not self._turns:
             return 0.0
         after = min(bisect_left(self._ends_s, time_s), len(self._turns) - 1)
@@ -163,7 +162,7 @@ class LinkRates:
         return self._turns[before if is_nearer else after][2]
 
     def text(self) -> str:
-        """Return the rate for people; the least and the largest where variants differ."""
+        """Return the rate as text; a range if variants differ."""
         rates_bps = [rate_bps for _, _, rate_bps in self._turns if rate_bps]
         known = sorted({rate_text(rate) for rate in rates_bps}, key=len)
         if len(known) <= 1:
@@ -172,7 +171,7 @@ class LinkRates:
 
 
 def link_rates(data: RunData, key: LinkKey) -> LinkRates:
-    """The rates of a WAN direction along a run, as the scenario has them in each variant."""
+    """Return the rates of a WAN direction over a run, from each variant's scenario."""
     rates_bps = {
         variant["name"]: float(record["rate_bps"])
         for variant in data.variants
@@ -182,16 +181,15 @@ def link_rates(data: RunData, key: LinkKey) -> LinkRates:
     turns = sorted(
         (*span, rates_bps.get(variant["name"], 0.0))
         for variant in data.variants
-        for span in steps_of([one for one in data.samples if one.variant == variant["name"]]).values()
+        for span in step_spans([one for one in data.samples if one.variant == variant["name"]]).values()
     )
     return LinkRates(turns or [(0.0, 0.0, rate_bps) for rate_bps in list(rates_bps.values())[:1]])
 
 
-def used_between(counters: LinkCounters, rates: LinkRates, most: int | None = None) -> list[Interval]:
-    """Utilisation between samples of a cumulative counter, of the rate in the middle between them.
+def utilisation_between(counters: LinkCounters, rates: LinkRates, most: int | None = None) -> list[Interval]:
+    """Return the utilisation between samples of a cumulative counter, relative to the rate at their midpoint.
 
-    Runs of more than `most` readings are thinned by leaving some out, which averages over the longer interval and loses
-    no byte.
+    More than `most` readings are thinned, which averages over longer intervals and loses no byte.
     """
     every = 1 if most is None else -(-len(counters.times_s) // most) or 1
     points = list(zip(counters.times_s, counters.sent_bytes, strict=True))[::every]

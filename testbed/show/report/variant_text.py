@@ -10,17 +10,17 @@ from testbed.measure.results.committed_work import Rates, Work, compute_rates, h
 from testbed.measure.results.result import Bytes, Variant
 from testbed.measure.results.serving_result import Serving
 from testbed.prediction.step_flops import StepWork
-from testbed.show.report.serving import served_words
+from testbed.show.report.serving import describe_requests
 from testbed.spec.units import per_second_text, percent_text, time_text
 
-# A ratio closer to one than this is called equal: well below what a handful of trials can tell apart.
+# Ratios closer to one than this count as equal: well below what a handful of trials can distinguish.
 _SAME_WITHIN = 0.005
 _SAME_LOAD_WITHIN = 0.02
-_LIKE_MEDIAN = 0.02  # a ratio of medians that is farther from that of all the work is told beside it
-_FEW = 4  # variants, and no more, are all named in a sentence
+_LIKE_MEDIAN = 0.02  # a ratio of medians that differs more from the ratio of all work is also given
+_FEW = 4  # number of variants up to which a sentence names all
 LEAST_PAIRS = 3
-# Student's t at 0.975 for 1, 2, ... 30 degrees of freedom (two-sided 95 %), from any table
-# (not by SciPy: everybody would have to install its 143 MB, and wait a second for scipy.stats, for thirty numbers).
+# Student's t at 0.975 for 1, 2, ... 30 degrees of freedom (two-sided 95 %), from any table.
+# SciPy would be a 143 MB dependency, and importing scipy.stats takes a second, for thirty numbers.
 _T_975 = (
     *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
     *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
@@ -28,24 +28,24 @@ _T_975 = (
 )
 
 
-def opening(variants: Sequence[Variant]) -> list[str]:
-    """The sentences that a run's page begins with: how variants compare, or what the only one takes."""
-    served = [words for one in variants for words in served_words(one.name, one.serving)]
+def opening_sentences(variants: Sequence[Variant]) -> list[str]:
+    """Return the first sentences of a run's page: how variants compare, or the only one's step time."""
+    served = [words for one in variants for words in describe_requests(one.name, one.serving)]
     if served:
         return [*served, *(comparisons(variants) if len(variants) > 1 else ())]
     if len(variants) > 1 or variants[0].verdict.status == "untrusted":
         return comparisons(variants)
     only = variants[0]
-    rates = f", {rates_words(only.rates)}{elapsed_words(only.done)}" if only.rates else ""
+    rates = f", {rates_text(only.rates)}{elapsed_text(only.done)}" if only.rates else ""
     return [f"{only.name}: {time_text(only.step_time_s.median)} a step{rates}."]
 
 
 def comparisons(variants: Sequence[Variant]) -> list[str]:
-    """Say how the variant that does most in the same time compares with each of the others, one sentence each.
+    """Compare the variant with the most work per time to each of the others, one sentence each.
 
-    Work over elapsed time is compared, of variants whose steps work on the same; where they do not, a sentence says so.
-    It also says where a verdict forbids the comparison, or where the step times of two variants overlap. A step of
-    requests takes as long as they come: there latencies are compared, of variants that have the same load.
+    Only variants whose steps work on the same are compared; a sentence says so where they do not. Sentences also say
+    where a verdict forbids a comparison, or where step times overlap. For variants that serve requests a step takes as
+    long as the requests keep coming, so latencies are compared, between variants with the same load.
     """
     by_workload: dict[str, list[Variant]] = {}
     for variant in variants:
@@ -57,25 +57,25 @@ def comparisons(variants: Sequence[Variant]) -> list[str]:
             continue
         best, *others = sorted(own, key=lambda variant: -variant.done.per_second)
         found += [_comparison(best, other) for other in others]
-    return found if len(by_workload) == 1 else [*found, _unlike(by_workload)]
+    return found if len(by_workload) == 1 else [*found, _explain_not_compared(by_workload)]
 
 
-def _unlike(by_workload: Mapping[str, Sequence[Variant]]) -> str:
-    """Say that variants are not compared, as their steps do not work on the same."""
+def _explain_not_compared(by_workload: Mapping[str, Sequence[Variant]]) -> str:
+    """Explain that variants are not compared because their steps work on different things."""
     each = "; ".join(f"{_names(own)} ({words})" for words, own in by_workload.items())
-    return f"Not compared, as a step is not the same work: {each}."
+    return f"Not compared, since their steps are different work: {each}."
 
 
 def _names(variants: Sequence[Variant]) -> str:
-    """A few variants by their names, many by the first one's."""
+    """Name a few variants, or the first of many."""
     names = [variant.name for variant in variants]
     return ", ".join(names) if len(names) <= _FEW else f"{names[0]} and {len(names) - 1} more"
 
 
 def _latencies(variants: Sequence[Variant]) -> list[str]:
-    """Of those that serve requests as often as the one with the least 99th percentile; nothing of the others.
+    """Compare latencies with the variant of the least 99th percentile, for variants with the same load.
 
-    Latencies are of requests that were answered. One that loses more than one in a hundred has no such percentile.
+    Latencies are of answered requests. A variant that loses more than one in a hundred has no such percentile.
     """
     known = [(variant, variant.serving) for variant in variants if variant.serving is not None]
     (best, least), *others = sorted(known, key=lambda one: _p99_s(one[1]))
@@ -83,8 +83,8 @@ def _latencies(variants: Sequence[Variant]) -> list[str]:
     for other, own in others:
         if abs(own.offered_per_s / least.offered_per_s - 1) > _SAME_LOAD_WITHIN:
             continue
-        if forbidden := _forbidden(best, other):
-            found.append(forbidden)
+        if refusal := _refusal(best, other):
+            found.append(refusal)
             continue
         late, later = _p99_s(least), _p99_s(own)
         if math.isinf(later):
@@ -97,12 +97,12 @@ def _latencies(variants: Sequence[Variant]) -> list[str]:
 
 
 def _p99_s(found: Serving) -> float:
-    """The 99th percentile of all requests that count; infinite where more than one in a hundred was never answered."""
+    """Return the 99th percentile over all requests that count; infinite if more than 1 % were never answered."""
     return math.inf if found.lost > 0.01 * (found.requests + found.lost) else found.latency.p99
 
 
-def _forbidden(one: Variant, other: Variant) -> str:
-    """Why two variants cannot be compared; empty where they can."""
+def _refusal(one: Variant, other: Variant) -> str:
+    """Explain why two variants cannot be compared; empty if they can."""
     untrusted = [variant.name for variant in (one, other) if variant.verdict.status == "untrusted"]
     if not untrusted:
         return ""
@@ -111,14 +111,14 @@ def _forbidden(one: Variant, other: Variant) -> str:
 
 
 def speedup(one: Variant, other: Variant) -> float:
-    """Return how many times the work of `other` is done by `one` in the same time; both work on the same."""
+    """Return the ratio of work per time, `one` over `other`; both work on the same."""
     return one.done.per_second / other.done.per_second
 
 
 def _comparison(best: Variant, other: Variant) -> str:
-    """One sentence; the best does no less in the same time."""
-    if forbidden := _forbidden(best, other):
-        return forbidden
+    """Compare two variants in one sentence; the best does no less in the same time."""
+    if refusal := _refusal(best, other):
+        return refusal
     ratio = speedup(best, other)
     if have_same_steps((best.done, other.done)):
         return _same_steps_words(best, other, ratio)
@@ -132,7 +132,7 @@ def _comparison(best: Variant, other: Variant) -> str:
     if here.with_stalls or there.with_stalls:
         return f"{words}, stalls included."
     each = " against ".join(f"{round(one.per_step):,}" for one in (here, there))
-    return f"{words} ({each} {here.unit} a step{_sure(best, other)}"
+    return f"{words} ({each} {here.unit} a step{_confidence_text(best, other)}"
 
 
 def _same_steps_words(best: Variant, other: Variant, ratio: float) -> str:
@@ -142,11 +142,11 @@ def _same_steps_words(best: Variant, other: Variant, ratio: float) -> str:
     by_median = other.step_time_s.median / best.step_time_s.median
     if not 1 - _LIKE_MEDIAN < by_median / ratio < 1 + _LIKE_MEDIAN:
         less += f", by the median step {by_median:.2f}x"
-    return f"{best.name} is {ratio:.2f}x faster than {other.name} ({less}{_sure(best, other)}"
+    return f"{best.name} is {ratio:.2f}x faster than {other.name} ({less}{_confidence_text(best, other)}"
 
 
-def _sure(best: Variant, other: Variant) -> str:
-    """How sure the ratio is, by the steps of both: the end of a sentence with an open bracket."""
+def _confidence_text(best: Variant, other: Variant) -> str:
+    """Return the confidence in the ratio, from both variants' steps: the end of a sentence with an open bracket."""
     here, there = (
         [seconds / variant.done.per_step for seconds in variant.step_time_s.samples]
         for variant in (best, other)
@@ -160,7 +160,7 @@ def _sure(best: Variant, other: Variant) -> str:
 
 
 def speedup_interval(quick: Sequence[float], slow: Sequence[float]) -> tuple[float, float] | None:
-    """Student's 95 % interval for the geometric mean of slow over quick, trial by trial; None for less than three."""
+    """Return Student's 95 % interval of the geometric mean of slow over quick, trial by trial; None below three."""
     if len(quick) != len(slow) or not LEAST_PAIRS <= len(quick) <= len(_T_975) + 1:
         return None
     logs = [math.log(there / here) for here, there in zip(quick, slow, strict=True)]
@@ -170,14 +170,14 @@ def speedup_interval(quick: Sequence[float], slow: Sequence[float]) -> tuple[flo
 
 
 def half_width(values: Sequence[float]) -> float:
-    """How far to either side of the mean of two or more trials it is, with 95 % confidence; Student's."""
+    """Return half the width of Student's 95 % interval of the mean, for two or more trials."""
     return student_975(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
 
 
 def student_975(freedom: float) -> float:
-    """Student's t at 0.975 for so many degrees of freedom, one at least; beyond the table its last, which is larger.
+    """Return Student's t at 0.975 for at least one degree of freedom; beyond the table its last, larger, value.
 
-    Between whole ones it goes as one over them, within 0.3 % from three on.
+    Interpolates linearly in 1/freedom, which is within 0.3 % from three degrees on.
     """
     freedom = min(max(freedom, 1.0), float(len(_T_975)))
     below, above = math.floor(freedom), math.ceil(freedom)
@@ -188,47 +188,49 @@ def student_975(freedom: float) -> float:
 
 
 def deviation(wan_bytes: Bytes) -> float | None:
-    """Relative deviation of observed from expected WAN bytes; None when they are the same.
+    """Return the relative deviation of observed from expected WAN bytes; None if they are equal.
 
-    Both figures were multiplied by `size_scale` and rounded, so the same means within one in a million.
+    Both were multiplied by `size_scale` and rounded, so equal means within one in a million.
     """
     difference = float(wan_bytes.observed - wan_bytes.expected) / max(float(wan_bytes.expected), 1.0)
     return None if abs(difference) <= 1e-6 else difference
 
 
 def deviation_text(share: float) -> str:
-    """A relative deviation with its sign, for people."""
+    """Format a relative deviation with its sign."""
     return f"{'+' if share > 0 else '-'}{percent_text(abs(share))}"
 
 
-def rates_words(rates: Rates) -> str:
-    """Such as: 32,760 tokens/s, 4 sequences/s, MFU 20.1 %."""
-    said = [f"{per_second_text(rates.tokens_per_s)} tokens/s"]
-    if rates.sequences_per_s:  # which searches of before did not count
-        said.append(f"{per_second_text(rates.sequences_per_s)} sequences/s")
-    return ", ".join([*said, f"MFU {percent_text(rates.mfu)}"])
+def rates_text(rates: Rates) -> str:
+    """Format rates, such as: 32,760 tokens/s, 4 sequences/s, MFU 20.1 %."""
+    parts = [f"{per_second_text(rates.tokens_per_s)} tokens/s"]
+    if rates.sequences_per_s:  # older searches did not count them
+        parts.append(f"{per_second_text(rates.sequences_per_s)} sequences/s")
+    return ", ".join([*parts, f"MFU {percent_text(rates.mfu)}"])
 
 
-def variant_words(variant: Variant) -> str:
-    """A sentence with a variant's rates; empty where nobody may use its figures, or its step times say it all."""
+def describe_rates(variant: Variant) -> str:
+    """Describe a variant's rates; empty if its figures must not be used, or step times say it all."""
     done = variant.done
     if variant.verdict.status == "untrusted" or not (variant.rates or done.with_stalls):
         return ""
     rates = (
-        rates_words(variant.rates) if variant.rates else f"{per_second_text(done.per_second)} {done.unit}/s"
+        rates_text(variant.rates) if variant.rates else f"{per_second_text(done.per_second)} {done.unit}/s"
     )
-    return f"{variant.name}: {rates}{elapsed_words(done)}."
+    return f"{variant.name}: {rates}{elapsed_text(done)}."
 
 
-def elapsed_words(done: Work) -> str:
-    """Over which time a variant's rates are, where that is more than its steps; empty elsewhere."""
+def elapsed_text(done: Work) -> str:
+    """Name the time that a variant's rates cover, if it is more than its steps."""
     if not done.with_stalls:
         return ""
-    lacking = f", {done.partial_steps} of its steps without all replicas" if done.partial_steps else ""
-    return f", over {time_text(done.elapsed_s)} with all stalls{lacking}"
+    without_replicas = (
+        f", {done.partial_steps} of its steps without all replicas" if done.partial_steps else ""
+    )
+    return f", over {time_text(done.elapsed_s)} with all stalls{without_replicas}"
 
 
-def work_words(name: str, work: StepWork | None, step_time_s: float) -> str:
-    """The same of a step that is predicted to take so long; empty where it trains no model."""
+def predicted_rates_text(name: str, work: StepWork | None, step_time_s: float) -> str:
+    """Describe the rates of a predicted step; empty if it trains no model."""
     rates = compute_rates(work, step_time_s)
-    return f"{name}: {rates_words(rates)}." if rates else ""
+    return f"{name}: {rates_text(rates)}." if rates else ""

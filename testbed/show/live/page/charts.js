@@ -1,4 +1,4 @@
-// Options of the page's charts, from its data alone: see page.js, which keeps the data and draws.
+// ECharts options of the page's charts, computed from its data: see page.js, which holds the data and draws.
 'use strict';
 
 const KIND_COLOURS = {
@@ -8,7 +8,7 @@ const KIND_COLOURS = {
 const SERIES = ['--blue', '--vermillion', '--green', '--purple', '--orange', '--sky'];
 const LOADS = [[0.01, '--idle'], [0.5, '--sky'], [0.8, '--orange'], [Infinity, '--vermillion']];
 
-// --- figures in words
+// --- formatting
 
 const round = (value, digits) => Number(value.toPrecision(digits));
 
@@ -30,7 +30,7 @@ const rateText = rate => scaled(rate, [[1e12, 'Tbit/s'], [1e9, 'Gbit/s'], [1e6, 
 const shareText = share => `${round(100 * share, 3)} %`;
 const countText = count => count >= 1000 ? Math.round(round(count, 4)).toLocaleString('en') : `${round(count, 4)}`;
 
-// --- colours, as the style sheet has them now
+// --- colours of the current style sheet
 
 function colour(name) {
   const probe = document.getElementById('probe') ?? Object.assign(document.createElement('span'), { id: 'probe' });
@@ -59,12 +59,12 @@ const tip = () => ({
   textStyle: { color: colour('--ink'), fontSize: 12 },
 });
 
-// --- the network, at one moment
+// --- the network at one time
 
 const linkName = link => `${link.source} → ${link.target}, plane ${link.plane}`;
 const safe = words => echarts.format.encodeHTML(words);  // tooltips are HTML
 
-// shares, queues: by link, or undefined where nobody has looked yet
+// shares, queues: by link, or undefined before the first reading
 function networkOption(network, shares, queues, { width, height }) {
   const count = network.buildings.length;
   const turn = count === 2 ? Math.PI : -Math.PI / 2;
@@ -87,10 +87,10 @@ function networkOption(network, shares, queues, { width, height }) {
       lineStyle: { opacity: 1, color: loadColour(share), width: 1.5 + 4.5 * Math.min(share, 1), curveness: 0.09 + 0.16 * link.plane },
       label: { show: !busy && shares !== undefined, formatter: shareText(share), color: colour('--ink'), fontSize: 11 },
       tip: `${safe(linkName(link))}<br>${rateText(link.rate_bps)}, ${timeText(link.delay_s)} one way<br>`
-        + `${shareText(share)} in use, ${sizeText(queues?.[index] ?? 0)} of ${sizeText(link.queue_bytes)} wait`,
+        + `${shareText(share)} in use, ${sizeText(queues?.[index] ?? 0)} of ${sizeText(link.queue_bytes)} queued`,
     };
   });
-  // what makes its coordinates pixels
+  // invisible corner nodes make its coordinates pixels
   const corners = [[0, 0], [width, height]].map(([x, y], index) => ({ id: `corner ${index}`, x, y, symbol: 'none', label: { show: false } }));
   return {
     ...base(),
@@ -109,9 +109,9 @@ function networkOption(network, shares, queues, { width, height }) {
   };
 }
 
-// --- the timeline of a step above its links' utilisation and queues, all on one axis of time
+// --- the timeline of a step above utilisation and queues of links, all on one time axis
 
-const ROW = 15;  // pixels of a rank
+const ROW = 15;  // pixels per rank
 const GAP = 62;
 
 function timelineHeight(operations, wide) {
@@ -119,21 +119,21 @@ function timelineHeight(operations, wide) {
   return 40 + ranks * (ROW + 3) + GAP + 150 + GAP + 110 + 76 + (wide ? 0 : 10);
 }
 
-// A moment, as exact as what is shown of the run: `span` seconds.
+// Formats a time with the precision that a view of `span` seconds needs.
 function momentText(seconds, span) {
   const digits = Math.min(Math.max(Math.ceil(1.3 - Math.log10(span)), 0), 9);
   return digits > 3 ? `${(seconds * 1e3).toFixed(digits - 3)} ms` : `${seconds.toFixed(digits)} s`;
 }
 
-// operations: as /timeline gives them, or null; lines: places of the links to draw; window: [begin, end] in seconds;
-// span: says how many seconds are shown now, after zooming, too
+// operations: from /timeline, or null; lines: indices of the links to draw; window: [begin, end] in seconds;
+// span: returns how many seconds are shown now, also after zooming
 function timelineOption({ operations, readings, links, lines, events, window, span, width, end }) {
   const ranks = operations?.ranks ?? [];
   const high = Math.max(ranks.length * (ROW + 3), 1);
   const left = width > 600 ? 74 : 52;
   const tops = [28, 28 + high + GAP, 28 + high + GAP + 150 + GAP];
   const grid = [high, 150, 110].map((height, index) => ({ left, right: 14, top: tops[index], height }));
-  const words = ['ranks', 'share of the rate in use', 'bytes that wait'];
+  const words = ['ranks', 'share of the rate in use', 'queue length'];
   const pointer = { show: true, type: 'line', snap: false, triggerTooltip: false, lineStyle: { color: colour('--ink') } };
   const xAxis = grid.map((_, index) => ({
     type: 'value', gridIndex: index, min: 0, max: end, ...axisStyle(), splitNumber: width > 600 ? 8 : 3,
@@ -190,7 +190,7 @@ function timelineOption({ operations, readings, links, lines, events, window, sp
   };
 }
 
-// Many rectangles as one shape: each by itself, those of 64 ranks would take seconds. rects: x, y, width, height of each.
+// Draws many rectangles as one shape: one by one, those of 64 ranks would take seconds. rects: x, y, width, height of each.
 echarts.graphic.registerShape('bars', echarts.graphic.extendShape({
   shape: { rects: [] },
   buildPath: (path, { rects }) => {
@@ -198,7 +198,7 @@ echarts.graphic.registerShape('bars', echarts.graphic.extendShape({
   },
 }));
 
-// Of each rank its operations by colour: places in the columns of `operations`.
+// Operations of each rank by colour: indices into the columns of `operations`.
 function byRank(operations, place) {
   const found = operations.ranks.map(() => new Map());
   operations.rank.forEach((rank, at) => {
@@ -240,7 +240,7 @@ function operationsSeries(operations, place) {
   };
 }
 
-// What a rank does at a moment, in words. share: how far down its room, from 0 to 1.
+// Describes what a rank does at a time. share: vertical position within the rank's rows, from 0 to 1.
 function operationAt(operations, rank, seconds, share) {
   const { start_s, end_s } = operations;
   const wanted = share * (ROW + 3) < 5.5 ? 0 : 1;

@@ -1,7 +1,7 @@
-// The page of a run: keeps what the server tells (see testbed/live/model.py), and draws it with charts.js and tables.js; saving.js saves it.
+// The live page: holds the server's data (see testbed/show/live/page_data.py) and draws it with charts.js and tables.js; saving.js exports it.
 'use strict';
 
-const SHOWN_LINES = 12;  // links in the chart at first; the others are in its legend
+const SHOWN_LINES = 12;  // links shown in the chart at first; others can be enabled in its legend
 
 const state = {
   run: null, operations: null, part: 0, step: null, window: null, selected: {}, cursor: null, charts: {}, asked: 0,
@@ -23,7 +23,7 @@ const sizeOf = name => {
   return { width: clientWidth, height: clientHeight };
 };
 
-function later(work) {  // once per frame, however often it is asked for
+function later(work) {  // runs once per frame, however often it is called
   let waits = false;
   return () => {
     if (waits) return;
@@ -32,7 +32,7 @@ function later(work) {  // once per frame, however often it is asked for
   };
 }
 
-// --- what the server tells
+// --- data from the server
 
 function listen() {
   const source = new EventSource('news');
@@ -44,7 +44,7 @@ function listen() {
   };
   source.onerror = () => {
     if (state.run?.state === 'finished' || state.run?.state === 'failed') return;
-    $('kicker').textContent = 'Nobody answers: has the command that serves this page ended?';
+    $('kicker').textContent = 'No answer: has the command that serves this page ended?';
   };
 }
 
@@ -136,7 +136,7 @@ function drawVariants(run) {
   drawTable('variants', columns.filter((_, at) => kept[at]), rows.map(row => row.filter((_, at) => kept[at])));
 }
 
-// --- which part and step is shown
+// --- choice of part and step
 
 function drawChoices(run) {
   fill($('part'), run.parts.map((part, index) => [index, part.name]), state.part);
@@ -154,7 +154,7 @@ function fill(select, options, chosen) {
   if (chosen !== null) select.value = chosen;
 }
 
-// Whether another one is being fetched, and will be drawn.
+// Returns whether another step is being fetched, which will be drawn.
 function chooseStep(run) {
   $('follow').parentElement.hidden = run.state !== 'running';
   const newest = run.steps.at(-1);
@@ -217,7 +217,7 @@ function chart(name) {
   return state.charts[name];
 }
 
-// Without its cursor, which ECharts cannot draw while it finds its size.
+// Hides the cursor, which ECharts cannot draw while it resizes.
 function resized(made) {
   const place = made.getDom();
   if (!place.clientWidth || !place.clientHeight) return;
@@ -248,7 +248,7 @@ const option = {
   steps: () => stepsOption(state.run.variants ?? [], state.run.steps, width('steps')),
 };
 
-// Each link's share in use and queue at the cursor; without one now, or of a run that is over in the mean of what is shown.
+// Utilisation and queue of each link: at the cursor, else now, else (for a finished run) the mean over the time shown.
 function linksNow() {
   const own = readings(), at = moment();
   if (!own || at === null) return {};
@@ -256,7 +256,7 @@ function linksNow() {
     return { used: own.used.map(row => row[at] ?? 0), queue_bytes: own.queue_bytes.map(row => row[at] ?? 0) };
   }
   const [begin, end] = state.window ?? [0, runEnd()];
-  // a reading is of the time since the one before
+  // a reading covers the time since the previous one
   const parts = own.times_s.map((time_s, place) => Math.min(time_s, end) - Math.max(own.times_s[place - 1] ?? 0, begin));
   const whole = parts.reduce((sum, part) => sum + Math.max(part, 0), 0);
   if (!whole) return {};
@@ -264,7 +264,7 @@ function linksNow() {
   return { used: own.used.map(mean), queue_bytes: own.queue_bytes.map(mean) };
 }
 
-// The place of the reading at the cursor; without one the last.
+// Index of the reading at the cursor, or of the last one.
 function moment() {
   const times = readings()?.times_s ?? [];
   if (!times.length) return null;
@@ -275,7 +275,7 @@ function moment() {
 
 const drawNetwork = later(() => {
   if (!state.run?.network || !width('network')) return;
-  // where it was dragged to stays
+  // keeps the position it was dragged to
   chart('network').setOption(option.network(), { replaceMerge: [] });
 });
 
@@ -306,7 +306,7 @@ const drawSteps = later(() => {
   chart('steps').setOption(option.steps());
 });
 
-// What the rank does that the pointer is at.
+// Describes the operation of the rank at the pointer.
 function rankWords() {
   const found = state.operations;
   if (!found || !state.pointer) return '';
@@ -323,7 +323,7 @@ const atCursor = later(() => {
   const busiest = links.map((link, index) => [own.used[index][at], own.queue_bytes[index][at], link])
     .filter(([, , link]) => matches(linkName(link))).sort((a, b) => b[0] - a[0]).slice(0, 6);
   $('cursor').textContent = `${rankWords()}At ${momentText(state.cursor, (state.window ?? [0, runEnd()])[1] / 100)}: ` + busiest.map(([share, queue, link]) =>
-    `${linkName(link)} ${shareText(share)}${queue ? `, ${sizeText(queue)} wait` : ''}`).join('; ');
+    `${linkName(link)} ${shareText(share)}${queue ? `, ${sizeText(queue)} queued` : ''}`).join('; ');
 });
 
 function drawLinks() {
@@ -345,7 +345,7 @@ function drawEvents(run) {
   const rows = run.events.map(event => [{ show: timeText(event.time_s), sort: event.time_s }, { show: event.words, sort: event.words },
     { show: run.parts[event.part]?.name ?? '', sort: run.parts[event.part]?.name ?? '' }]);
   if (rows.length) drawTable('events', ['#Time', 'What', 'Part'], rows, true);
-  else none('events', element('p', { class: 'note' }, run.state === 'running' ? 'None so far.' : 'None: the scenario changes nothing.'));
+  else none('events', element('p', { class: 'note' }, run.state === 'running' ? 'None so far.' : 'None: the scenario has no events.'));
 }
 
 function drawVerdict(run) {
@@ -355,10 +355,10 @@ function drawVerdict(run) {
     { show: one.bound, sort: one.bound }, { show: one.measured, sort: one.measured }, { show: one.sentence, sort: one.sentence }]));
   rows.sort((a, b) => a[2].sort - b[2].sort);
   if (rows.length) drawTable('invariants', ['Variant', 'Invariant', 'Held', 'Bound', 'Measured', 'What it means'], rows, true);
-  else none('invariants', element('p', { class: 'note' }, 'Judged when the run is over.'));
+  else none('invariants', element('p', { class: 'note' }, 'Available when the run has finished.'));
 }
 
-// --- what people do
+// --- user input
 
 $('part').addEventListener('change', () => {
   state.part = Number($('part').value);

@@ -1,4 +1,4 @@
-// Figures as SVG and PNG, their data as CSV.
+// Export of figures as SVG and PNG, and of their data as CSV.
 'use strict';
 
 function save(name, form) {

@@ -1,8 +1,8 @@
-// Tables that sort and filter, and saving what they hold.
+// Tables with sorting, filtering and export.
 'use strict';
 
 const $ = id => document.getElementById(id);
-const tables = {};  // by their place's id: what is shown, and how
+const tables = {};  // by element id: content and view state
 
 function element(tag, attributes = {}, ...children) {
   const made = document.createElement(tag);
@@ -14,7 +14,7 @@ function element(tag, attributes = {}, ...children) {
   return made;
 }
 
-// columns: headings, numbers with a # before; rows: cells of {show, sort} each
+// columns: headings, those of numbers prefixed with #; rows: cells {show, sort}
 function drawTable(name, columns, rows, filtered = false) {
   const key = columns.join();
   if (tables[name]?.key !== key) tables[name] = { key, column: null, down: false, words: '', built: false };

@@ -1,4 +1,4 @@
-"""Drawings of a run by name, each a class that registers where it stands, or in a file of one's own."""
+"""Drawings of a run by name; each is a class that registers itself, or in a user's own file."""
 
 from testbed.show.report.panels.base import PANELS, Panel
 

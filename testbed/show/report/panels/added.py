@@ -1,4 +1,4 @@
-"""Panels in a report beyond the testbed's own: those of installed packages, and those that are asked for."""
+"""Additional panels of a report: those of installed packages, and those requested by name."""
 
 from __future__ import annotations
 
@@ -14,14 +14,17 @@ from testbed.show.report.run_data import RunData
 
 @dataclass(frozen=True)
 class AddedPanel:
-    """One drawing: its heading, with the variant's name where it is of one, and the image."""
+    """A drawing with its heading, which names the variant if it shows one."""
 
     heading: str
     image: Markup
 
 
 def added_panels(run: RunData, asked: Sequence[str]) -> list[AddedPanel]:
-    """Of all installed packages and of these names; those that the run has no records for are left out. PluginError."""
+    """Draw the panels of all installed packages and the requested ones; skip those without records.
+
+    Raises PluginError.
+    """
     found = []
     for name in dict.fromkeys((*PANELS.installed, *asked)):
         panel = PANELS.find(name)
@@ -30,6 +33,6 @@ def added_panels(run: RunData, asked: Sequence[str]) -> list[AddedPanel]:
             image = panel.image(name, run, variant)
             if image is not None:
                 heading = f"{title}: {variant['name']}" if panel.of_variant else title
-                # well-formed, so that it cannot break the page around it
+                # well-formed, so it cannot break the page
                 found.append(AddedPanel(heading, Markup(ET.tostring(image, encoding="unicode"))))
     return found

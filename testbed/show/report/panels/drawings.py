@@ -24,7 +24,7 @@ class StepTimes(Panel):
 
 @PANELS.register("time_split")
 class TimeSplit(Panel):
-    """Computing, and communication that it does not hide."""
+    """Compute, and communication that it does not hide."""
 
     @staticmethod
     def draw(run: RunData, variant: JsonObject) -> Markup | None:
@@ -34,7 +34,7 @@ class TimeSplit(Panel):
 
 @PANELS.register("utilisation")
 class Utilisation(Panel):
-    """Of each WAN direction, per step."""
+    """Utilisation of each WAN direction per step."""
 
     @staticmethod
     def draw(run: RunData, variant: JsonObject) -> Markup | None:
@@ -44,7 +44,7 @@ class Utilisation(Panel):
 
 @PANELS.register("utilisation_over_time")
 class UtilisationOverTime(Panel):
-    """Of each WAN direction, along the run."""
+    """Utilisation of each WAN direction over the run."""
 
     @staticmethod
     def draw(run: RunData, variant: JsonObject) -> Markup | None:
@@ -54,7 +54,7 @@ class UtilisationOverTime(Panel):
 
 @PANELS.register("network")
 class NetworkDrawing(Panel):
-    """The network, with what a step used of it."""
+    """The network, coloured by what a step used of it."""
 
     of_variant = True
 
@@ -66,7 +66,7 @@ class NetworkDrawing(Panel):
 
 @PANELS.register("timeline")
 class Timeline(Panel):
-    """The step of median duration, rank by rank."""
+    """The step with the median duration, rank by rank."""
 
     of_variant = True
 
