@@ -4,7 +4,7 @@
     .venv/bin/python benchmarks/allocations.py --packets FOLDER     # by the virtual clock; gone on with
         [--only ROW ...] [--size-scale 64] [--queue SIZE] [--warmup 4] [--memory SIZE]
 
-Each prints a table of docs/reference/collectives.md. On packets the ports of switches and WAN links have queues that
+Each prints a table of docs/evidence/collectives.md. On packets the ports of switches and WAN links have queues that
 hold what eight senders have under way: what pauses keep from being dropped in networks of RoCE.
 """
 

@@ -1,8 +1,9 @@
 """When a message is whole by each way to mend losses: the closed forms' crossovers beside the SDR-RDMA paper's.
 
-    python benchmarks/datagram_model.py              # 400 Gbit/s, 25 ms, packets of 4 KiB:
-    docs/reference/datagram.md's tables python benchmarks/datagram_model.py --simulated  # the same forms beside the
-    state machines, on a smaller path
+    python benchmarks/datagram_model.py              # 400 Gbit/s, 25 ms, packets of 4 KiB
+    python benchmarks/datagram_model.py --simulated  # the same forms and the state machines, on a smaller path
+
+Both print tables of docs/evidence/datagram.md.
 
 The paper (arXiv:2505.05366) counts until its sender knows: half a round trip more than a message takes to be whole.
 """

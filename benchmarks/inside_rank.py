@@ -7,7 +7,7 @@
 a card of 400 Gbit/s for each accelerator that leads out of it (eight spines). Software costs what NCCL's model has for
 a hop in a node, longer hops take their delay on leaves' uplinks. By the model at real sizes, message by message; with
 --run a job of one block and one microbatch, on packets under the virtual clock, too, one run in FOLDER for each that is
-not there yet. Prints a table of docs/reference/training.md.
+not there yet. Prints a table of docs/evidence/training.md.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     .venv/bin/python benchmarks/start_at_scale.py
 
-Prints the table of docs/reference/transports.md.
+Prints the table of docs/evidence/transports.md.
 """
 
 from __future__ import annotations

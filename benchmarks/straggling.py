@@ -5,7 +5,7 @@
 scenarios/unlike-buildings.yaml with H100 in both buildings, of which one computes slower by a factor: shared out as if
 they were alike, and by speed, where each building has a replica and where the pipeline goes across. By the model; with
 --run on packets under the virtual clock, one run in FOLDER for each slowdown that is not there yet. Prints a table of
-docs/reference/training.md.
+docs/evidence/training.md.
 """
 
 from __future__ import annotations

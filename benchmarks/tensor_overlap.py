@@ -4,7 +4,7 @@
 
 scenarios/tensor-overlap.yaml with computing of a quarter to four times the communication that it is to hide, by the
 part of an accelerator's peak that products reach: without overlap and with, by a ring and by a tree. By the model; with
---run on emulated links under the virtual clock. Prints a table of docs/reference/training.md.
+--run on emulated links under the virtual clock. Prints a table of docs/evidence/training.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Draw one step of some variants, rank by rank, for docs/reference/training.md.
+"""Draw one step of some variants, rank by rank, for docs/evidence/training.md.
 
 .venv/bin/python benchmarks/timeline_picture.py RUN_DIRECTORY docs/evidence/training/NAME.svg VARIANT...
 """
