@@ -61,14 +61,14 @@ virtual: environment ## the virtual clock's kernel, built once (about five minut
 	@tools/bootstrap system kernel rdma
 	$(AS_ROOT) $(BIN)/testbed virtual build
 
-lint: environment ## ruff, mypy, the order of rooms
+lint: environment ## ruff, mypy, the import order of packages
 	$(AS_OWNER) $(BIN)/ruff check .
 	$(AS_OWNER) $(BIN)/ruff format --check .
 	$(AS_OWNER) $(BIN)/mypy
 	$(AS_OWNER) $(BIN)/lint-imports --no-logo --no-cache
 
-unit: environment ## tests that need no root
-	$(AS_OWNER) $(BIN)/python -m pytest $(REPORT) $(SIDE_BY_SIDE) tests/unit
+unit: environment ## tests that need no root; of one package: make unit ROOM=comm
+	$(AS_OWNER) $(BIN)/python -m pytest $(REPORT) $(SIDE_BY_SIDE) tests/unit$(if $(ROOM),/$(ROOM))
 
 thorough: environment ## what other lanes try a part of, all of it: by turns, in guests, with Ryu; minutes
 	@tools/bootstrap site

@@ -19,7 +19,7 @@ import numpy as np
 from testbed.comm.collectives import Communicator
 from testbed.comm.flight_recorder import Recorder
 from testbed.comm.flight_recorder.ring_buffer import ring_bytes
-from tests.unit.ranks import Places, forked
+from tests.unit.measure.ranks import Places, forked
 
 RANKS = 2
 STEP_OPERATIONS, STEP_S = 80, 1.523  # of the quickstart: all-reduces of 400 MiB buckets

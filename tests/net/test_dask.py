@@ -23,7 +23,7 @@ from testbed.prediction.executors import ExecutorError, Processes, WorkStopped
 from testbed.prediction.executors.dask_cluster import Cluster
 from testbed.spec.sweep_axes import parse_axes
 from tests.net.namespaces import namespaces
-from tests.unit.test_sweeps import BARE
+from tests.unit.cli.test_sweeps import BARE
 
 distributed = pytest.importorskip("distributed")
 pytestmark = [pytest.mark.net, pytest.mark.timeout(300)]

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from tests.unit.test_explorer import SCENARIO
+from tests.unit.prediction.test_explorer import SCENARIO
 from tests.virtual.conftest import SOON_S, WALL_S, Person
 
 pytestmark = [pytest.mark.virtual, pytest.mark.timeout(300)]

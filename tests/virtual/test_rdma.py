@@ -13,7 +13,7 @@ import pytest
 from testbed.net.errors import NoKernelError
 from testbed.net.virtual.kernel_image import find_image
 from tests.go_back_n import ReliablePath
-from tests.unit.test_model_predicting import RING
+from tests.unit.prediction.test_model_predicting import RING
 from tests.virtual.conftest import REPOSITORY, WALL_S, Person
 
 

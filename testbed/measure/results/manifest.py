@@ -63,6 +63,26 @@ class ClockRecord(ResultModel):
     parts: tuple[ShardEntry, ...] | None = Field(default=None, description="The run's shards.")
 
 
+class RunFingerprint(ResultModel):
+    """Hashes of a run's samples and of everything that may change them.
+
+    Under the virtual clock, equal inputs give equal samples.
+    """
+
+    samples: str = Field(description="SHA-256 of `samples.jsonl`.")
+    inputs_hash: str = Field(description="SHA-256 of `inputs`.")
+    inputs: dict[str, str] = Field(
+        description="Everything that may change the samples, by name. Versions are given in full. The scenario with "
+        "its defaults, the files it names, the testbed's code and the guest's kernel are given as the first digits of "
+        "their SHA-256."
+    )
+
+    @property
+    def label(self) -> str:
+        """The beginnings of both hashes, on one line for a terminal."""
+        return f"samples {self.samples[:SHORT_DIGITS]}, inputs {self.inputs_hash[:SHORT_DIGITS]}"
+
+
 class Manifest(ResultModel):
     """Where and with what a run was made. Figures are emulated, as they were configured."""
 
@@ -115,26 +135,6 @@ PACKAGE = Path(__file__).parents[2]
 SHORT_DIGITS = 12
 CHUNK_BYTES = 1 << 20
 _NO_CODE = {"__pycache__", "shipped"}
-
-
-class RunFingerprint(ResultModel):
-    """Hashes of a run's samples and of everything that may change them.
-
-    Under the virtual clock, equal inputs give equal samples.
-    """
-
-    samples: str = Field(description="SHA-256 of `samples.jsonl`.")
-    inputs_hash: str = Field(description="SHA-256 of `inputs`.")
-    inputs: dict[str, str] = Field(
-        description="Everything that may change the samples, by name. Versions are given in full. The scenario with "
-        "its defaults, the files it names, the testbed's code and the guest's kernel are given as the first digits of "
-        "their SHA-256."
-    )
-
-    @property
-    def label(self) -> str:
-        """The beginnings of both hashes, on one line for a terminal."""
-        return f"samples {self.samples[:SHORT_DIGITS]}, inputs {self.inputs_hash[:SHORT_DIGITS]}"
 
 
 def compute_fingerprint(
