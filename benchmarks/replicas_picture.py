@@ -1,4 +1,4 @@
-"""Draw steps through the loss of a replica, by variant, for docs/explanation/fault-tolerance.md.
+"""Draw steps through the loss of a replica, by variant, for docs/evidence/fault-tolerance.md.
 
 .venv/bin/testbed run scenarios/faults/replica-loss.yaml --clock virtual -o /tmp/loss
 .venv/bin/python benchmarks/replicas_picture.py /tmp/loss docs/evidence/faults/step-times.svg

@@ -1,4 +1,4 @@
-"""What docs/explanation/losses.md shows of the grid and of the packets: its picture, and its tables in Markdown.
+"""What docs/evidence/losses.md shows of the grid and of the packets: its picture, and its tables in Markdown.
 
 python benchmarks/losses/page.py [FOLDER]     # docs/evidence/experiments: losses.svg; tables are printed
 """

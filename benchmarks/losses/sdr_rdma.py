@@ -1,6 +1,6 @@
 """When a sender knows that a Write is there, by SDR-RDMA's own equations (arXiv:2505.05366, section 4.2, appendices).
 
-Drawn, as the paper's own simulation draws them; `docs/explanation/losses.md` holds `net.paths.datagram_recovery`
+Drawn, as the paper's own simulation draws them; `docs/evidence/losses.md` holds `net.paths.datagram_recovery`
 against them. A message is cut into chunks, which are lost one by one with one chance; a bit of the receiver's map
 stands for a chunk, of one or many packets. Selective repeat: chunk i leaves at i x T_inj, each loss costs it RTO +
 T_inj, the message is known of a round trip after its latest chunk. Erasure: data and parity leave, a round trip; where

@@ -3,7 +3,7 @@
 Two hosts with one link between them, its two ways alike: the userspace engine on this machine, netem on it where its
 kernel has that, and netem inside a guest of the virtual clock. iperf3 measures rates and loss, ping round trips and
 queues, tcpdump records what scapy reads for jitter. With `--write` the tables replace those in
-docs/explanation/fidelity.md.
+docs/evidence/fidelity.md.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from tests.net.iperf import iperf_server
 from tests.net.line import BACK, FORTH, LEFT, MTU, RIGHT, Line, direction, running, stream, two_hosts
 
 ROOT = Path(__file__).parents[2]
-DOCUMENT = ROOT / "docs/explanation/fidelity.md"
+DOCUMENT = ROOT / "docs/evidence/fidelity.md"
 BEGIN, END = "<!-- tables: python -m tests.bench.fidelity_table --write -->", "<!-- end of tables -->"
 HEADER_BYTES = 14 + 52  # Ethernet, IPv4 and TCP with timestamps
 RATES_BPS = (1e6, 10e6, 100e6, 1e9, 4e9)

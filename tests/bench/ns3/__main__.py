@@ -2,7 +2,7 @@
 
 ns-3 comes with `tools/bootstrap ns3`, the testbed's figures from a guest of the virtual clock (`make virtual`).
 `--quick` tries a few of the experiments, `--tables` makes the tables of what the last call found anew, `--write` puts
-them into docs/explanation/fidelity.md in place of those there.
+them into docs/evidence/fidelity.md in place of those there.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 from tests.bench.ns3 import cells, emulator, tables
 from tests.bench.ns3.simulator import ROOT, Simulator
 
-DOCUMENT = ROOT / "docs/explanation/fidelity.md"
+DOCUMENT = ROOT / "docs/evidence/fidelity.md"
 BEGIN, END = "<!-- tables: python -m tests.bench.ns3 --write -->", "<!-- end of ns-3's tables -->"
 
 
