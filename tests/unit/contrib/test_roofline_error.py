@@ -17,7 +17,7 @@ def benchmark() -> dict[str, Any]:
 
 
 def test_the_documentation_has_the_tables_as_they_are(benchmark: dict[str, Any]) -> None:
-    text = (ROOT / "docs/how-to/capture.md").read_text()
+    text = (ROOT / "docs/evidence/captured-steps.md").read_text()
     for table in benchmark["tables"](*benchmark["read_published"]()).split("\n\n"):
         assert table in text
 
