@@ -105,7 +105,7 @@ def test_the_report_divides_the_step_of_a_plain_run(tmp_path: Path, modelled: bo
     assert page.count("waiting for others (bubble)") == 2
     assert page.count("Critical path: ") == 2
     assert ("Predicted 1." in page) is modelled
-    assert ("No prediction: the model leaves out" in page) is not modelled
+    assert ("No prediction: the model does not cover" in page) is not modelled
     assert "112 GB between buildings (expected 112 GB)" in page  # ring
     assert "64.2 GB between buildings (expected 64.2 GB)" in page  # hierarchical
     assert "microbatches" not in page

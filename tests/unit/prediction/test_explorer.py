@@ -381,7 +381,7 @@ def test_the_command_tells_the_first_that_fits_on_one_line_without_a_terminal(tm
     ran = CliRunner().invoke(app, ["explore", str(written(tmp_path)), "-o", str(tmp_path / "explored")])
     (line,) = (line for line in ran.stderr.splitlines() if line.startswith("first feasible one"))
     assert re.fullmatch(
-        r"first that fits after [\d.,]+ m?s: placement production, .*, [\d.]+ ms a step "
+        r"first feasible one after [\d.,]+ m?s: placement production, .*, [\d.]+ ms a step "
         r"\(at least [\d.]+ ms for compute alone\)",
         line,
     )
@@ -690,7 +690,7 @@ def test_what_confirmed_an_exploration_is_taken_up_and_shown(tmp_path: Path) -> 
     (folder / "confirmed/scenario.yaml").write_text((folder / "confirm.yaml").read_text())
     (folder / "confirmed/summary.json").write_text(json.dumps(confirmed))
     ran = CliRunner().invoke(app, ["explore", file, "-o", str(folder), "--confirm"])
-    assert "The model was 2.0% off in the median, 2.0% at the worst; Kendall's tau" in ran.stdout
+    assert "Model error: median 2.0%, worst 2.0%; Kendall's tau" in ran.stdout
     assert "Nothing was measured" not in ran.stdout
     first, second = (line for line in ran.stdout.splitlines() if line.startswith("The best: "))
     assert "a step by the model" in first
