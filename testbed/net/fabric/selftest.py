@@ -118,13 +118,23 @@ def _open(
             end = stack.enter_context(
                 socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
             )
-        end.bind((address, 0))
+        bind_any_port(end, address)
         ends.append(end)
     listener, sender = ends
     listener.listen(1)
     with contextlib.suppress(BlockingIOError):
         sender.connect(listener.getsockname())
     return _Transfer(name, sender, listener, os.urandom(TRANSFER_BYTES))
+
+
+def bind_any_port(sock: socket.socket, address: str) -> None:
+    """Bind to a free port that ranks can bind again at once.
+
+    Ranks bind fixed ports. A socket of the self-test in TIME_WAIT would block one of them for a minute, unless both
+    have SO_REUSEADDR. It is set after `bind`, since before it the kernel would choose another port.
+    """
+    sock.bind((address, 0))
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
 
 
 def _run(transfers: list[_Transfer]) -> None:
