@@ -46,13 +46,12 @@ from testbed.net.links.link_engine import (
 from testbed.net.links.netlink import MESSAGE_STRUCTS, QDISC, Netlink, Request
 from testbed.net.links.netns import network_namespace, run_script
 from testbed.net.links.setup import Setup
-from testbed.net.links.shaping import (
-    Shape,
+from testbed.net.links.shaping import Shape, shape_commands
+from testbed.net.links.shaping_readback import (
     match_requested_classes,
     parse_dscp_filters,
     read_counters,
     read_shape,
-    shape_commands,
     verify_classes,
 )
 from testbed.spec.link_direction import Direction, LossBursts
@@ -107,8 +106,7 @@ class NetemEngine:
         self._blackholed: set[str] = set()  # names of links that `blackhole` has cut
         self._ever_cut: set[str] = set()  # names of links
         self._removed_counts: dict[tuple[str, str], _Counts] = {}  # of netems that were replaced
-        self._wan: Netlink | None = None
-        self._shaper_netlinks: dict[str | None, Netlink] = {}
+        self._netlinks: dict[int | None, Netlink] = {}  # by a process in the namespace
 
     def _directions(self) -> Iterator[_DirectionPorts]:
         for wire in self._wires:
@@ -211,7 +209,7 @@ class NetemEngine:
                 filters = parse_dscp_filters(
                     run_script(self._pid_of(ports.node), [f"tc filter show dev {ports.shaper}"])
                 )
-            shape = read_shape(self._shaper_netlink(ports.node), ports.shaper, filters)
+            shape = read_shape(self._netlink(self._pid_of(ports.node)), ports.shaper, filters)
             found[ports.key] = replace(
                 _direction(qdiscs[ports.exit], shape),
                 jitter_distribution=asked.jitter_distribution,
@@ -219,22 +217,17 @@ class NetemEngine:
             )
             if asked.queue_packets:  # then the kernel has no limit in bytes
                 found[ports.key] = replace(found[ports.key], queue_bytes=asked.queue_bytes)
-        wan = self._wan_netlink()
+        wan = self._netlink(self._pid)
         names = {link.index: link.name for link in read_interfaces(wan)}
         verify_ingress_delays(wan, self._ingress_delays(found), names, read_qdiscs(wan))
         return found
 
-    def _wan_netlink(self) -> Netlink:
-        if self._wan is None:
-            with network_namespace(self._pid):
-                self._wan = Netlink()
-        return self._wan
-
-    def _shaper_netlink(self, node: str | None) -> Netlink:
-        if node not in self._shaper_netlinks:
-            with network_namespace(self._pid_of(node)):
-                self._shaper_netlinks[node] = Netlink()
-        return self._shaper_netlinks[node]
+    def _netlink(self, pid: int | None) -> Netlink:
+        """Return the netlink socket of a process's namespace; None: this process's."""
+        if pid not in self._netlinks:
+            with network_namespace(pid):
+                self._netlinks[pid] = Netlink()
+        return self._netlinks[pid]
 
     def blackhole(self, links: Collection[str]) -> None:
         """Isolate the ports of each link's bridge, and replace its netems to drop what they hold.
@@ -242,7 +235,7 @@ class NetemEngine:
         A disabled port would be enabled again by the next event on its interface. It uses netlink because starting a
         program takes time under the real clock, and waiting for its exit takes a millisecond under the virtual one.
         """
-        netlink = self._wan_netlink()
+        netlink = self._netlink(self._pid)
         wan_interfaces = read_interfaces(netlink)
         netems = self._netems(wan_interfaces)
         for link in links:
@@ -263,7 +256,7 @@ class NetemEngine:
     def set_carrier(self, link: str, up: bool) -> None:
         """Take the ports of the link's bridge down or up; the kernel drops what a port holds when it goes down."""
         if up and link in self._blackholed:
-            isolate_bridge_ports(self._wan_netlink(), link_interfaces(self._wires, link), False)
+            isolate_bridge_ports(self._netlink(self._pid), link_interfaces(self._wires, link), False)
             self._blackholed.discard(link)
         if not up:
             self._ever_cut.add(link)
@@ -275,7 +268,7 @@ class NetemEngine:
         Raises:
             SettingMismatch: A netem has another seed than it was given.
         """
-        netems = self._netems(read_interfaces(self._wan_netlink()))
+        netems = self._netems(read_interfaces(self._netlink(self._pid)))
         seeds = {ports.key: netem_seed(self._netem_on(ports, netems).options) for ports in self._directions()}
         if None in seeds.values():
             return False
@@ -288,12 +281,8 @@ class NetemEngine:
         """Read back the rates, bursts and quanta of all shaper classes, and the seeds of the netems."""
         self.is_seeded()
         for ports in self._directions():
-            verify_classes(
-                self._shaper_netlink(ports.node),
-                ports.shaper,
-                Shape.from_direction(self._asked[ports.key]),
-                self._mtu,
-            )
+            shape = Shape.from_direction(self._asked[ports.key])
+            verify_classes(self._netlink(self._pid_of(ports.node)), ports.shaper, shape, self._mtu)
 
     def compensate(
         self,
@@ -308,13 +297,15 @@ class NetemEngine:
         netem does not distinguish random losses from overflow: all its drops count as `lost`. The kernel does not count
         frames dropped by a cut: on links that were ever cut, all missing frames count as `cut`.
         """
-        links = read_interfaces(self._wan_netlink(), statistics=True)
+        links = read_interfaces(self._netlink(self._pid), statistics=True)
         received = {link.name: link.rx_packets for link in links}
         netems = self._netems(links)
         shapers = defaultdict[str | None, list[str]](list)
         for ports in self._directions():
             shapers[ports.node].append(ports.shaper)
-        counters = {node: read_counters(self._shaper_netlink(node), own) for node, own in shapers.items()}
+        counters = {
+            node: read_counters(self._netlink(self._pid_of(node)), own) for node, own in shapers.items()
+        }
         directions = {}
         for ports in self._directions():
             shaper, netem = counters[ports.node][ports.shaper], self._counts(ports, netems)
@@ -348,7 +339,7 @@ class NetemEngine:
     def _netems(self, links: Iterable[Interface]) -> dict[str, Qdisc]:
         """Return the netems of the WAN namespace by the names of its interfaces `links`."""
         names = {link.index: link.name for link in links}
-        found = read_qdiscs(self._wan_netlink())
+        found = read_qdiscs(self._netlink(self._pid))
         return {names[one.index]: one for one in found if one.kind == "netem"}
 
     def _counts(self, ports: _DirectionPorts, netems: Mapping[str, Qdisc]) -> _Counts:
@@ -374,10 +365,9 @@ class NetemEngine:
 
     def stop(self) -> None:
         """Close the netlink sockets; bridges and queueing disciplines are removed with their interfaces."""
-        for netlink in (self._wan, *self._shaper_netlinks.values()):
-            if netlink is not None:
-                netlink.close()
-        self._wan, self._shaper_netlinks = None, {}
+        for netlink in self._netlinks.values():
+            netlink.close()
+        self._netlinks = {}
 
 
 def _percent(share: float) -> str:

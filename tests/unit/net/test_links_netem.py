@@ -14,7 +14,8 @@ from testbed.net.links.interfaces import Qdisc, netem_seed
 from testbed.net.links.netem import NetemEngine
 from testbed.net.links.netlink import encode_attribute
 from testbed.net.links.setup import Setup
-from testbed.net.links.shaping import Shape, match_requested_classes, parse_dscp_filters, shape_commands
+from testbed.net.links.shaping import Shape, shape_commands
+from testbed.net.links.shaping_readback import match_requested_classes, parse_dscp_filters
 from testbed.spec.link_direction import Direction, LossBursts, QueueClass
 
 FORTH = Direction(1e9, 0.005, 0.001, 0.01, 1_000_000, jitter_distribution="pareto", jitter_correlation=0.25)
@@ -102,7 +103,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
         lambda netlink, interface, shape, mtu: made.classes.update({interface: shape}),
     )
     monkeypatch.setattr(NetemEngine, "_netems", lambda engine, links: made.netems())
-    monkeypatch.setattr(NetemEngine, "_wan_netlink", lambda engine: None)
+    monkeypatch.setattr(NetemEngine, "_netlink", lambda engine, pid: None)
     monkeypatch.setattr(Setup, "apply", lambda setup, pid: made.commands.extend(setup.tc))
     return made
 
