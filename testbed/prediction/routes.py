@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from testbed.caches import IdentityCache
-from testbed.comm.flight_recorder import NetworkPaths, PairPath
 from testbed.comm.transport import TrafficClass
 from testbed.comm.transport.wire import ConnectionKey
 from testbed.net.controller import Flow, PolicyChoice, View, compute
@@ -34,7 +33,6 @@ from testbed.spec.buildings import Host
 from testbed.spec.keywords import PLANNED
 from testbed.spec.link_direction import Direction, QueueClass
 from testbed.workload.job.job import Job
-from testbed.workload.job.traffic_matrix import flows_of
 
 Marked = tuple[tuple[str, Direction], int]
 """A link's direction, by name, and the DSCP of packets there."""
@@ -345,62 +343,3 @@ def _share_go_back_n(paths: Sequence[Path], capacities: Mapping[str, float]) -> 
             yield replace(path, lossy=replace(own, path_rate=own.path_rate / alike))
         else:
             yield path
-
-
-ALL_PAIRS_RANKS = 64  # above this, only pairs that the plan uses
-
-
-def network_paths(job: Job, calibration: Calibration) -> NetworkPaths:
-    """Return every connection's path at the start of a run; figures are emulated. Raises ControllerError."""
-    routes = Routes(job, calibration)
-    hosts = {rank: host.name for rank, host in enumerate(job.hosts)}
-    flows = [flow for algorithm in job.scenario.algorithms for flow in job.flows_of(algorithm)]
-    found = (_path(routes, flow) for flow in dict.fromkeys([*flows, *_unused_pairs(job, flows)]))
-    pairs = {(own.source, own.target, own.dscp, own.channel): own for own in found if own is not None}
-    rates_bps = {
-        f"link {link.name}": min(link.a_to_b.rate_bps, link.b_to_a.rate_bps) for link in job.topology.wan
-    }
-    return NetworkPaths(hosts, tuple(pairs[key] for key in sorted(pairs)), rates_bps)
-
-
-def _unused_pairs(job: Job, flows: Iterable[Flow]) -> Iterator[Flow]:
-    """Yield flows of pairs that the plan does not use: barriers and the agreement on a step's start do."""
-    ranks = {host.name: rank for rank, host in enumerate(job.hosts)}
-    if len(ranks) > ALL_PAIRS_RANKS:
-        return
-    used = {(ranks[flow.source], ranks[flow.destination]) for flow in flows if not flow.dscp}
-    pairs = ((one, other) for one in ranks.values() for other in ranks.values() if one != other)
-    yield from flows_of(job.wiring, {pair: 0.0 for pair in pairs if pair not in used})
-
-
-def _path(routes: Routes, flow: Flow) -> PairPath | None:
-    """Return one connection's path; None where a switch drops it."""
-    (source, one), (target, other) = routes.hosts[flow.source], routes.hosts[flow.destination]
-    up, down = routes.nodes(one, other)
-    rising, falling = routes.inside(one, other)
-    names = [f"nic {one.name}", *(f"switch {name}" for name in up[1:])]
-    across = []
-    if one.building != other.building:
-        journey = routes.journey(flow, one)
-        taken = [hop for hop in journey.hops if hop in routes.wan]
-        if not journey.delivered:
-            return None
-        for link, here, there in map(routes.wan.__getitem__, taken):
-            names += [
-                f"switch {here}-edge",
-                f"link {link.name}",
-                f"plane {link.plane}",
-                f"switch {there}-edge",
-            ]
-        across = [Hop(name, [direction]) for name, direction in map(routes.links.__getitem__, taken)]
-    names += [f"switch {name}" for name in down[:0:-1]] + [f"nic {other.name}"]
-    hops = [*rising, *across, *falling]
-    return PairPath(
-        source,
-        target,
-        tuple(dict.fromkeys(names)),
-        flow.dscp,
-        flow.channel,
-        rate_bps=min(hop.links[0].rate_bps for hop in hops),
-        delay_s=step_of(routes.topology, hops, hops[::-1]).delay_s,
-    )

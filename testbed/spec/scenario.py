@@ -27,15 +27,14 @@ from testbed.spec.overrides import PRESETS, apply_changes, apply_preset
 from testbed.spec.policy import DEFAULT_POLICY, Policy, PolicySpec
 from testbed.spec.scenario_files import read_scenario
 from testbed.spec.search_space import ExploreSpec
+from testbed.spec.telemetry import TelemetrySpec
 from testbed.spec.topology import Topology, TopologySpec, expected_host
 from testbed.spec.transport import TransportSpec
-from testbed.spec.units import format_duration, parse_duration
 from testbed.spec.value_types import (
     Count,
     CountOrZero,
     Factor,
     Name,
-    Timeout,
     algorithm,
     algorithm_names,
     choice,
@@ -45,35 +44,6 @@ from testbed.spec.yaml_loader import show
 
 VARIANT_NAME = r"[a-z0-9][a-z0-9._-]{0,63}"
 FIXED_IN_VARIANTS = ("name", "variants", "explore", "trials", "warmup", "seed", "scale", "ranks", "hosts")
-
-
-SHORTEST_INTERVAL_S, LONGEST_INTERVAL_S = 0.001, 1.0
-
-
-def _parse_interval(value: object) -> float:
-    try:
-        interval_s = parse_duration(value)
-    except ValueError:
-        interval_s = 0.0
-    if not SHORTEST_INTERVAL_S <= interval_s <= LONGEST_INTERVAL_S:
-        raise ValueError("a duration from 1 ms to 1 s")
-    return interval_s
-
-
-def _parse_links(value: object) -> str | tuple[str, ...]:
-    if value == "all":
-        return "all"
-    if isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value):
-        return tuple(value)
-    raise ValueError("all, or a list of WAN links such as [east-west-0]")
-
-
-_INTERVAL = ValueFormat(_parse_interval, {"type": "string", "examples": ["100 ms"]}, format_duration)
-_LINKS = ValueFormat(
-    _parse_links,
-    {"anyOf": [{"const": "all"}, {"type": "array", "items": {"type": "string"}}]},
-    lambda value: value if value == "all" else list(value),
-)
 
 
 def _parse_variants(value: object) -> Mapping[str, Mapping[str, Any]]:
@@ -96,36 +66,6 @@ _VARIANTS = ValueFormat(
     {"type": "object", "minProperties": 2, "additionalProperties": {"type": "object"}},
     lambda value: {name: dict(changes) for name, changes in value.items()},
 )
-
-
-WHEN_SLOW, ALWAYS = DUMP_POLICIES = ("when_slow", "always")
-
-
-class TelemetrySpec(StrictModel):
-    """Telemetry recorded while steps are measured, in addition to the ranks' own times."""
-
-    interval_s: Annotated[float, _INTERVAL] = Field(
-        default=0.1,
-        alias="interval",
-        description="Time between two readings of every WAN link's counters: rate, queue, drops, marks.",
-    )
-    capture: Annotated[str | tuple[str, ...], _LINKS] = Field(
-        default=(),
-        description="WAN links to capture to pcapng files, one file per direction, such as [east-west-0]; or all.",
-    )
-    flight_recorder: Annotated[str, choice("a setting", DUMP_POLICIES)] = Field(
-        default=WHEN_SLOW,
-        description="When to keep the flight recorder dumps of every rank in the run directory: always, or when_slow, "
-        "which keeps them if steps took 10 % longer than the model predicts or if the scenario injects a fault. A run "
-        "that fails always keeps them.",
-    )
-    stalled_after_s: Timeout = Field(
-        default=10.0,
-        alias="stalled_after",
-        description="When to diagnose a stall: once consecutive steps of at least five times their variant's median "
-        "have together taken this much longer than usual. The ranks' operations are then dumped and diagnosed while "
-        "the run goes on. A certain diagnosis is printed at once, an uncertain one after half this time again.",
-    )
 
 
 class ScaleSpec(StrictModel):

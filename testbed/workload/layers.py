@@ -65,7 +65,10 @@ class LayerPlanner:
         self._compute_only: dict[int, bool] = {}  # by stage, whether it has no traffic but its gradients'
         self._bucket, self._inner_bucket, self._bucket_after = 0.0, 0.0, 0
         self._replicated_bytes = 0.0  # of gradients of parameters that replicas share
-        self._last = self._last_microbatches()
+        completing = (Kind.FULL_BACKWARD, Kind.BACKWARD_WEIGHT)
+        self._last = {
+            action.stage: action for action in order if action.kind in completing
+        }  # of the last microbatch
         self._computing = LayerComputations(options.scale, options.slowdowns.get(rank, 1.0))
         self._tensor_blocks: BlockPlanner | None = None
         if options.blocks is not None and TENSOR in groups:
@@ -97,10 +100,7 @@ class LayerPlanner:
             self.reduce(action, number, part)
 
     def is_compute_only(self, action: Action, parts: Sequence[Part]) -> bool:
-        """Return whether an action is computation alone.
-
-        Its parameters are present, and its gradients stay local for now.
-        """
+        """Return whether an action is computation alone: it has its parameters, and keeps its gradients for now."""
         if self.completes_weights(action):
             return False
         if action.kind is Kind.BACKWARD_WEIGHT:
@@ -299,10 +299,6 @@ class LayerPlanner:
     def completes_weights(self, action: Action) -> bool:
         """Return whether this action completes the gradients of its stage's weights."""
         return self._last.get(action.stage) is action
-
-    def _last_microbatches(self) -> dict[int, Action]:
-        kinds = (Kind.FULL_BACKWARD, Kind.BACKWARD_WEIGHT)
-        return {action.stage: action for action in self.order if action.kind in kinds}
 
     # ---- operations
 

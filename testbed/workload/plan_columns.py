@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from testbed.workload.operations import COMPUTE, QUEUE, Block, Computing, GroupCollective
 from testbed.workload.plan import JobPlan
-from testbed.workload.plan_patterns import AlgorithmPattern, Pattern, send_key
+from testbed.workload.plan_patterns import AlgorithmPattern, Pattern
 from testbed.workload.send_tokens import TokenPattern
 
 TIMED, SENDS, RECEIVES, COLLECTIVE = range(4)
@@ -112,27 +112,6 @@ class PlanColumns:
     group_calls: Numbers
 
 
-def plan_key(plan: JobPlan) -> Hashable:
-    """Return a key that is equal for plans with the same outcome, whatever their operations are called."""
-    return tuple(map(_pattern_key, plan.symmetric.patterns)), plan.symmetric.relocations
-
-
-def _pattern_key(pattern: Pattern) -> int:
-    return pattern.cached("key", lambda: _make_pattern_key(pattern))
-
-
-def _make_pattern_key(pattern: Pattern) -> int:
-    own = _column_source(pattern)
-    if isinstance(own, TokenPattern):
-        done: Hashable = _pattern_key(own.base), own.relocation, own.turns
-    else:
-        columns = pattern_columns(own)
-        if columns is None:
-            return hash(pattern.operations)
-        done = own.cached("done", lambda: hash(tuple(column.tobytes() for column in columns)))
-    return hash((done, *(send_key(one) for one, _ in pattern.exchanges)))
-
-
 def columns_of(plan: JobPlan) -> PlanColumns | None:
     """Return a plan as columns.
 
@@ -150,12 +129,12 @@ def row_offsets(counts: Sequence[int] | NDArray[Any]) -> Numbers:
 
 def pattern_columns(pattern: Pattern) -> PatternColumns | None:
     """Return a pattern as columns; None as with `columns_of`."""
-    own = _column_source(pattern)
+    own = column_source(pattern)
     made = partial(_token_columns, own) if isinstance(own, TokenPattern) else partial(_operation_columns, own)
     return own.cached("columns", made)
 
 
-def _column_source(pattern: Pattern) -> Pattern:
+def column_source(pattern: Pattern) -> Pattern:
     """Return the pattern with the same columns: columns do not contain collective algorithms."""
     return pattern.base if isinstance(pattern, AlgorithmPattern) and pattern.keeps_kinds_distinct else pattern
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import testbed
 
-LINES = 420
+LINES = 400
 
 
-def test_no_module_is_longer_than_420_lines() -> None:
+def test_no_module_is_longer_than_400_lines() -> None:
     folder = Path(testbed.__file__).parent
     lengths = {
         str(file.relative_to(folder)): len(file.read_text().splitlines()) for file in folder.rglob("*.py")

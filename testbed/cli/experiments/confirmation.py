@@ -14,7 +14,7 @@ from testbed.measure.results.result import Result, Variant
 from testbed.measure.results.sweep_result import SweepAxis, SweepPoint
 from testbed.prediction.model_accuracy import ModelErrors, kind_of, parse_errors
 from testbed.prediction.search.evaluation import MICROBATCHES, apply_changes
-from testbed.prediction.search.search import Exploration, RankedConfiguration
+from testbed.prediction.search.exploration import Exploration, RankedConfiguration
 from testbed.spec.catalogue import model_errors
 from testbed.spec.parallelism import ScheduleSpec
 from testbed.spec.scenario import Scenario

@@ -38,7 +38,7 @@ from testbed.prediction.search import (
 )
 from testbed.prediction.search.baselines import document as sensitivity_document
 from testbed.prediction.search.evaluation import Configuration, Evaluation, Infeasible
-from testbed.prediction.search.search import RankedConfiguration
+from testbed.prediction.search.exploration import RankedConfiguration
 from testbed.prediction.step_flops import recorded_work, step_work
 from testbed.show.report.exploration import write_exploration
 from testbed.spec.errors import ConfigError, Problem

@@ -10,7 +10,6 @@ import numpy as np
 from testbed.comm.collectives.algorithm_selection import TuningTable
 from testbed.comm.collectives.all_to_all import DispatchCombine
 from testbed.comm.collectives.arrays import (
-    NOTHING,
     Array,
     Reduction,
     check_array,
@@ -398,19 +397,3 @@ class Communicator(DispatchCombine):
 
         about = OperationInfo(input, plan.algorithm, reduction_name(op) if known.reduces else "")
         return self._collective(known.name, steps, async_op, timeout_s, about)
-
-    def barrier(self, async_op: bool = False, timeout_s: float | None = None) -> Work:
-        """Wait until every rank has called it (dissemination barrier).
-
-        In round k, signal the rank 2^k ahead and wait for the one 2^k behind: ceil(log2 n) rounds, empty messages.
-        """
-
-        def steps(tag: int, position: Position) -> Steps:
-            distance, record = 1, position.record
-            while distance < self.size:
-                position.phase = f"distance {distance}"
-                receive = self._group.receive((self.rank - distance) % self.size, tag, NOTHING, record)
-                yield self._group.send((self.rank + distance) % self.size, tag, NOTHING, record), receive
-                distance *= 2
-
-        return self._collective("barrier", steps, async_op, timeout_s, OperationInfo())

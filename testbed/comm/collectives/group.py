@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
 from testbed.comm.collectives.algorithm_selection import TuningTable
-from testbed.comm.collectives.arrays import Array, Blocks, Operation, as_bytes, check_array
+from testbed.comm.collectives.arrays import NOTHING, Array, Blocks, Operation, as_bytes, check_array
 from testbed.comm.collectives.async_work import Work
 from testbed.comm.collectives.plan import Plan
 from testbed.comm.collectives.plan_executor import Group, execute_plan
@@ -134,6 +134,22 @@ class RankGroup:
         return [works[number] for number in range(len(operations))]
 
     # ---- time and failure
+
+    def barrier(self, async_op: bool = False, timeout_s: float | None = None) -> Work:
+        """Wait until every rank has called it (dissemination barrier).
+
+        In round k, signal the rank 2^k ahead and wait for the one 2^k behind: ceil(log2 n) rounds, empty messages.
+        """
+
+        def steps(tag: int, position: Position) -> Steps:
+            distance, record = 1, position.record
+            while distance < self.size:
+                position.phase = f"distance {distance}"
+                receive = self._group.receive((self.rank - distance) % self.size, tag, NOTHING, record)
+                yield self._group.send((self.rank + distance) % self.size, tag, NOTHING, record), receive
+                distance *= 2
+
+        return self._collective("barrier", steps, async_op, timeout_s, OperationInfo())
 
     def sleep(self, seconds: float) -> None:
         """Let `seconds` pass, as a computation would, while operations progress.

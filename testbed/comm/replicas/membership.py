@@ -6,8 +6,7 @@ have given up never commits anything.
 
 When a member is lost during a step, the others stop and report which operations of the step they have finished.
 Operations that all have finished keep their sum: all members have the same, even if it includes the lost member.
-All other operations are repeated by all members in the next epoch, from inputs that are saved until the step is
-committed.
+All members repeat all other operations in the next epoch, from inputs that are saved until the step is committed.
 """
 
 from __future__ import annotations

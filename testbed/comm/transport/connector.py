@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from testbed.comm.transport.base import TransportError, TransportTimeout
-from testbed.comm.transport.event_loop import EventLoop
+from testbed.comm.transport.event_loop import EventLoop, ignore_events
 from testbed.comm.transport.sockets import IPPROTO_MPTCP, MeshSettings, subflows
 from testbed.comm.transport.stream import Stream
 from testbed.comm.transport.wire import HELLO_BYTES, ConnectionKey, Hello, make_hello, read_hello
@@ -240,7 +240,7 @@ class Connector:
         """Close the socket. Schedule another attempt if this rank dialled."""
         sock = handshake.sock
         self._handshakes.pop(sock.fileno(), None)
-        self._loop.watch(sock, 0, _ignore)
+        self._loop.watch(sock, 0, ignore_events)
         sock.close()
         if handshake.peer is None or handshake.key is None:
             self.refused += 1
@@ -251,10 +251,6 @@ class Connector:
             again_s = time.monotonic() + pause_s
             self._attempts[stream_key] = (again_s, reason)
             self._due_s = min(self._due_s, again_s)
-
-
-def _ignore(mask: int) -> None:
-    """Ignore events of a socket that is no longer watched."""
 
 
 class Handshake:

@@ -29,6 +29,10 @@ PR_SET_TIMERSLACK = 29
 Handler = Callable[[int], None]
 
 
+def ignore_events(mask: int) -> None:
+    """Ignore events: the handler of a socket that is no longer watched."""
+
+
 class HasDescriptor(Protocol):
     """A socket, or any other object with a file descriptor."""
 

@@ -22,6 +22,9 @@ from testbed.processes import close_pipes, wait_or_kill, wait_readable
 from testbed.workload.job.errors import RunError
 from testbed.workload.job.launch_spec import JobSpec
 
+MONITOR_FILE = "monitor.jsonl"
+THIS_MACHINE = "this machine"
+
 LAUNCHER, WATCHER = "testbed.measure.ranks.launcher", "testbed.measure.fidelity.watcher"
 
 
@@ -170,6 +173,12 @@ def monitor_remote_hosts(fabric: Fabric) -> Iterator[None]:
 def monitor_file(machine: str) -> str:
     """Return the name of the host monitor's file for a machine."""
     return f"monitor-{machine}.jsonl"
+
+
+def monitor_files(folder: Path, tunnels: Sequence[Tunnel]) -> dict[str, Path]:
+    """Return the host monitor's file of each machine, by name; "" is this machine if it is the only one."""
+    others = {tunnel.machine: folder / monitor_file(tunnel.machine) for tunnel in tunnels}
+    return {THIS_MACHINE if others else "": folder / MONITOR_FILE, **others}
 
 
 def measured_tunnels(fabric: Fabric, before: Mapping[str, tuple[int, int]]) -> list[Tunnel]:

@@ -14,17 +14,11 @@ from typing import Any
 from testbed.clock import clock_here
 from testbed.comm.collectives import between_groups
 from testbed.comm.flight_recorder import FLIGHT, PATHS_FILE
-from testbed.measure.execution import resources
+from testbed.measure.execution import launchers, resources
 from testbed.measure.execution.assessment import Evidence, ReplicationRecord, assess, check_model
 from testbed.measure.execution.event_player import EventPlayer, parts_changed_by, summarise_events
 from testbed.measure.execution.isolated_all_reduce import IsolatedBaseline
 from testbed.measure.execution.job_run import JobRun
-from testbed.measure.execution.launchers import (
-    fetch_remote_files,
-    measured_tunnels,
-    monitor_file,
-    monitor_remote_hosts,
-)
 from testbed.measure.execution.live_log import ShardLive
 from testbed.measure.execution.network_evidence import (
     HostEvidence,
@@ -69,11 +63,12 @@ from testbed.net.fabric.faults import Faults
 from testbed.net.fabric.network import Fabric
 from testbed.net.fabric.plan import WAN_NODE
 from testbed.prediction.calibration import REAL, VIRTUAL, find_calibration
-from testbed.prediction.routes import network_paths
+from testbed.prediction.network_paths import network_paths
 from testbed.prediction.step_prediction import missing_share
 from testbed.spec.errors import ConfigError, Problem
 from testbed.spec.scale import Scale
-from testbed.spec.scenario import WHEN_SLOW, Scenario
+from testbed.spec.scenario import Scenario
+from testbed.spec.telemetry import WHEN_SLOW
 from testbed.spec.topology import Topology
 from testbed.workload.job.endpoint_resolution import background_hosts, endpoints_on, multipath_of, wants_rdma
 from testbed.workload.job.errors import RunError
@@ -81,8 +76,6 @@ from testbed.workload.job.fault_resolution import rank_faults_of
 from testbed.workload.job.job import job_of
 from testbed.workload.job.launch_spec import JobSpec, plan_steps
 
-MONITOR_FILE = "monitor.jsonl"
-THIS_MACHINE = "this machine"
 LOOK_INTERVAL_S = 1.0
 
 
@@ -119,13 +112,13 @@ class ShardRun:
             expected = "one machine, as ranks connect to a coordinator on it"
             raise ConfigError([Problem("command line", None, "--machines", ",".join(machines), expected)])
         self.hosts, self.workload = self.job.hosts, self.job.workload
-        self.happenings = scenario.all_events
+        self.events = scenario.all_events
         self.ranks_per_process = resources.ranks_per_process(
             ranks_per_process,
             len(self.hosts),
             self.workload.rank_bytes,
             exact=self.clock == "free",
-            apart=bool(resources.stopping_events(self.happenings)) or self.job.replication is not None,
+            apart=bool(resources.stopping_events(self.events)) or self.job.replication is not None,
         )
         self.baseline = IsolatedBaseline(
             self.topology,
@@ -163,7 +156,7 @@ class ShardRun:
             progress=self.progress.phase,
         )
         with fabric:
-            watch = fabric.watch(*parts_changed_by(self.happenings, self.topology))
+            watch = fabric.watch(*parts_changed_by(self.events, self.topology))
             self.progress.phase("measuring rate and delay of every WAN link")
             measurements = measure_links(self.topology, fabric.probe_pids())
             if fabric.has_queues:
@@ -188,17 +181,19 @@ class ShardRun:
                 stack.enter_context(capture)
                 stack.callback(reporter.end)
                 if self.clock != "free":
-                    monitor = stack.enter_context(MonitorProcess(self.folder / MONITOR_FILE))
+                    monitor = stack.enter_context(MonitorProcess(self.folder / launchers.MONITOR_FILE))
                     job.watch_also = lambda: None if monitor.alive() else "the host monitor ended"
-                    stack.enter_context(monitor_remote_hosts(fabric))
+                    stack.enter_context(launchers.monitor_remote_hosts(fabric))
                 try:
                     job.run()
                 except RunError:
-                    self._write_events(job)
+                    # next to the flight recorders' dumps, for the diagnosis of the failure
+                    if job.player and (dumps := self.folder / FLIGHT).exists():
+                        write_lines(dumps / EVENTS, job.player.log)
                     raise
             self.progress.phase("judging the figures")
-            tunnels = measured_tunnels(fabric, frames)
-            fetch_remote_files(fabric, self.folder)
+            tunnels = launchers.measured_tunnels(fabric, frames)
+            launchers.fetch_remote_files(fabric, self.folder)
             watch.look(thorough=True)
             changed = fabric.changed_settings(), fabric.changed_offloads()
             network = NetworkRecord.of(fabric, events)
@@ -207,10 +202,10 @@ class ShardRun:
         live.end()
         return record
 
-    def _write_events(self, job: JobRun) -> None:
-        """Write the scenario's events next to the flight recorders' dumps, for the diagnosis of a failure."""
-        if job.player and (dumps := self.folder / FLIGHT).exists():
-            write_lines(dumps / EVENTS, job.player.log)
+    def _capture(self, fabric: Fabric) -> Capture:
+        asked = self.scenario.telemetry.capture
+        links = [link.name for link in self.topology.wan] if asked == "all" else asked
+        return Capture(fabric.state.pids[WAN_NODE], fabric.plan.wires(), links, self.folder / CAPTURES)
 
     def _write_paths(self) -> None:
         """Write the connections' paths at the start of the run next to the flight recorders' dumps."""
@@ -219,17 +214,11 @@ class ShardRun:
         paths = network_paths(self.job, self._calibration)
         replace(paths, one_clock=not self.machines).write(folder / PATHS_FILE)
 
-    def _capture(self, fabric: Fabric) -> Capture:
-        asked = self.scenario.telemetry.capture
-        links = [link.name for link in self.topology.wan] if asked == "all" else asked
-        pid = fabric.state.pids[WAN_NODE]
-        return Capture(pid, fabric.plan.wires(), links, self.folder / CAPTURES)
-
     def _player(self, fabric: Fabric, job: JobRun) -> EventPlayer | None:
-        if not self.happenings:
+        if not self.events:
             return None
         return EventPlayer(
-            self.happenings,
+            self.events,
             self.topology,
             self.scale,
             Faults(fabric),
@@ -256,7 +245,7 @@ class ShardRun:
             plan=self.workload.start,
             dispatching=self.workload.dispatching,
             steps=plan_steps(
-                scenario.named_algorithms, scenario.trials, scenario.warmup, in_turns=not self.happenings
+                scenario.named_algorithms, scenario.trials, scenario.warmup, in_turns=not self.events
             ),
             output=str(self.folder.resolve()),
             background_traffic=tuple(background),
@@ -264,9 +253,9 @@ class ShardRun:
             calibration_numel=self.baseline.message_bytes // self.workload.itemsize * len(self.hosts),
             calibrations=self.baseline.times,
             ranks_per_process=self.ranks_per_process,
-            rank_faults=rank_faults_of(self.happenings, self.workload.plan, scenario.seed, self.scale),
+            rank_faults=rank_faults_of(self.events, self.workload.plan, scenario.seed, self.scale),
             calibrate_again=self.job.replication is None
-            and not reason_not_repeated(self.happenings, scenario.background_traffic, self.topology),
+            and not reason_not_repeated(self.events, scenario.background_traffic, self.topology),
             survives_kills=self.job.survives_kills,
             replication=self.job.replication,
         )
@@ -294,14 +283,15 @@ class ShardRun:
         )
         evidence = Evidence(
             topology=self.topology,
-            events=self.happenings,
+            events=self.events,
             event_log=log,
             scale=self.scale,
             numbers=numbers,
             agreement=self.baseline.agreement(records.calibrations),
             measurements=measurements,
             links=job.samples,
-            monitor_files=self._monitor_files(tunnels),
+            # under the virtual clock nothing is late
+            monitor_files={} if self.clock == "free" else launchers.monitor_files(self.folder, tunnels),
             tunnels=tunnels,
             changed_settings=changed[0],
             changed_offloads=changed[1],
@@ -320,10 +310,8 @@ class ShardRun:
             )
             own_evidence = replace(evidence, port_drops=drops)
             variants.append(self._variant(name, algorithm, own, records, own_evidence))
-        slow = any(
-            is_slower_than_predicted(variant["step_time_s"], variant["predicted_s"]) for variant in variants
-        )
-        if self.scenario.telemetry.flight_recorder == WHEN_SLOW and not self.scenario.all_events and not slow:
+        slow = any(is_slower_than_predicted(each["step_time_s"], each["predicted_s"]) for each in variants)
+        if self.scenario.telemetry.flight_recorder == WHEN_SLOW and not self.events and not slow:
             shutil.rmtree(self.folder / FLIGHT, ignore_errors=True)
         clock, scale = "real" if self.clock is None else "virtual", asdict(self.scale)
         manifest = {
@@ -410,10 +398,3 @@ class ShardRun:
             step_clock=job.step_clock,
             sockets=records.sockets,
         )
-
-    def _monitor_files(self, tunnels: Sequence[Tunnel]) -> dict[str, Path]:
-        """Return the host monitor's file of each machine; empty under the virtual clock, where nothing is late."""
-        if self.clock == "free":
-            return {}
-        others = {tunnel.machine: self.folder / monitor_file(tunnel.machine) for tunnel in tunnels}
-        return {THIS_MACHINE if others else "": self.folder / MONITOR_FILE, **others}

@@ -1,7 +1,7 @@
 """Forwarding rules as plain data, and their JSON form, independent of controller libraries and switches.
 
-Of all rules in a switch's first table that match a packet, the one of highest priority applies. Its actions may include
-going to a later table; a rule without actions drops the packet. Field names are OpenFlow's.
+Of all matching rules in a switch's first table the one of highest priority applies. Its actions may include going to a
+later table; a rule without actions drops the packet. Field names are OpenFlow's.
 """
 
 from __future__ import annotations
@@ -56,10 +56,7 @@ class Packet:
 
 @dataclass(frozen=True)
 class Ports:
-    """The TCP or UDP ports that equal `value` in the bits of `mask`.
-
-    A full mask means one port. A mask of the lowest bits selects a channel.
-    """
+    """The TCP or UDP ports that equal `value` in the bits of `mask`: all bits for one port, low bits for a channel."""
 
     value: int
     mask: int = MAX_TCP_PORT
@@ -86,8 +83,7 @@ class Match:
     `ipv4_src` and `ipv4_dst` are networks such as "10.1.0.0/16", or one address such as "10.1.0.1/32". They and
     `ip_dscp` (0 to 63) restrict the match to IPv4 packets. TCP or UDP ports restrict it to packets of that protocol.
 
-    Raises:
-        ValueError: A field is out of range, or ports of both protocols are given.
+    Raises ValueError if a field is out of range or ports of both protocols are given.
     """
 
     in_port: int | None = None

@@ -17,7 +17,8 @@ from testbed.net.links.interfaces import read_interfaces, read_qdiscs, set_inter
 from testbed.net.links.netlink import Netlink
 from testbed.net.links.netns import network_namespace
 from testbed.net.links.setup import Setup
-from testbed.net.links.shaping import Shape, shape_commands, verify_shapes
+from testbed.net.links.shaping import Shape, shape_commands
+from testbed.net.links.shaping_readback import verify_shapes
 from testbed.spec.link_direction import Direction
 
 

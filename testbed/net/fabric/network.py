@@ -188,21 +188,20 @@ class Fabric:
         self._operations_by_node = placement.by_node(plan)
         self._progress(f"starting the controller with policy {self.policy.name.rpartition(':')[2]}")
         self.controller = self._start_controller()
-        self._progress(
-            f"building {len(plan.topology.hosts)} hosts in {len(plan.topology.populated)} buildings"
-        )
+        hosts, buildings = len(plan.topology.hosts), len(plan.topology.populated)
+        self._progress(f"building {hosts} hosts in {buildings} buildings")
         edge_options = EdgeOptions(self.datapath, f"tcp:127.0.0.1:{self.controller.port}")
         self.net = assemble(plan, placement, edge_options, state.folder)
         self.pids = {node.name: node.pid for node in (*self.net.hosts, *self.net.switches)}
         state.pids = {
             name: pid for name, pid in self.pids.items() if self._operations(name) is placement.here
         }
-        state.namespaces = namespace_cookies(self._namespace_pids())
+        edges = {plan.edge(edge.building) for edge in plan.edges}  # in the root namespace
+        state.namespaces = namespace_cookies([pid for name, pid in state.pids.items() if name not in edges])
         state.save()
         if placement.machines:
-            self._progress(
-                f"measuring the tunnels to {', '.join(machine.name for machine in placement.machines)}"
-            )
+            names = ", ".join(machine.name for machine in placement.machines)
+            self._progress(f"measuring the tunnels to {names}")
             self.tunnels = placement.measure_tunnels(plan, self.pids)
         self._configure()
         with large_receive_buffers(STATE_ROOT):
@@ -252,11 +251,6 @@ class Fabric:
         wan = requested_settings(self.plan.wan_wires())
         queued = {key: replace(direction, classes=self._classes) for key, direction in wan.items()}
         return queued if wan_only else {**requested_settings(self.plan.wires()), **queued}
-
-    def _namespace_pids(self) -> list[int]:
-        """Return a process id in each of the fabric's namespaces, without the edges' root namespace."""
-        edges = {self.plan.edge(edge.building) for edge in self.plan.edges}
-        return [pid for name, pid in self.state.pids.items() if name not in edges]
 
     def _configure(self) -> None:
         plan, pids = self.plan, self.pids

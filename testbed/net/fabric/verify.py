@@ -16,7 +16,8 @@ from testbed.net.links.ingress import CUT_THROUGH_DEVICE, IngressDelay, ingress_
 from testbed.net.links.interfaces import Interface, Qdisc, read_interfaces, read_qdiscs, read_route_rto_min_ms
 from testbed.net.links.netlink import Netlink
 from testbed.net.links.setup import MAX_GSO_SEGMENTS, enabled_offloads, read_sysctl, supported_sysctls
-from testbed.net.links.shaping import Shape, qdisc_kinds, verify_shapes
+from testbed.net.links.shaping import Shape, qdisc_kinds
+from testbed.net.links.shaping_readback import verify_shapes
 
 ROOT_NAME = "the root namespace"
 # The qdiscs that the kernel gives an interface by default.

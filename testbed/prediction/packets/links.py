@@ -15,6 +15,28 @@ from testbed.net.paths.hops import PacketHop
 from testbed.prediction.events import EventQueue
 
 
+class NicBacklog:
+    """Packets of one connection that wait in the NIC: when each begins to leave, and the memory that it holds."""
+
+    __slots__ = ("held_bytes", "packets")
+
+    def __init__(self) -> None:
+        self.packets: deque[tuple[float, int]] = deque()
+        self.held_bytes = 0
+
+    def add(self, begins_s: float, memory_bytes: int) -> None:
+        """Add the last packet."""
+        self.packets.append((begins_s, memory_bytes))
+        self.held_bytes += memory_bytes
+
+    def waits(self, now_s: float) -> bool:
+        """Whether packets still wait; those that have begun to leave are removed."""
+        packets = self.packets
+        while packets and packets[0][0] <= now_s:
+            self.held_bytes -= packets.popleft()[1]
+        return bool(packets)
+
+
 class LinkQueue:
     """A drop-tail FIFO queue of one link direction.
 

@@ -14,6 +14,7 @@ from testbed.prediction.packets.send_queue import Acknowledgement, Packet
 from testbed.prediction.packets.timers import timer_s
 
 ACKNOWLEDGEMENT_BYTES = 66  # Ethernet, IP, TCP with timestamps
+BLOCKS_BYTES, BLOCK_BYTES, MOST_BLOCKS = 4, 8, 3  # SACK blocks in TCP options
 SELECTIVE_BYTES = 12  # additional bytes with SACK blocks
 # ACK compression of out-of-order packets: after the first ones of a gap, a third of a round trip, 1 ms or 44 packets
 COMPRESSED_SHARE, COMPRESSED_S, COMPRESSED = 1 / 3, 1e-3, 44
@@ -58,6 +59,11 @@ class Receiver:
         self._compressed_s = min(COMPRESSED_S, COMPRESSED_SHARE * round_trip_s)
         self._gap, self._duplicates, self._compressed = -1, 0, 0
         self._compressed_ack_s = 0.0  # when the compressed acknowledgement is due; 0: none
+
+    @property
+    def option_bytes(self) -> int:
+        """Bytes of TCP options that report gaps, next to timestamps."""
+        return BLOCKS_BYTES + BLOCK_BYTES * min(self.blocks, MOST_BLOCKS) if self.blocks else 0
 
     def take(self, packet: Packet) -> None:
         """Process a packet; call back messages that end in it or behind a gap that it fills."""

@@ -1,15 +1,13 @@
 """The sending side of a TCP connection, packet by packet, as Linux implements it.
 
 It follows RFC 8985 for loss detection (RACK, in `Scoreboard`) and tail loss probes, and RFC 6298 for the retransmission
-timer, with a minimum of 200 ms. It also models what differs from the RFCs. Timers have jiffy resolution. A loss that
-fewer than three packets indicate waits for at least one jiffy. Data waits while the NIC's queue holds enough of the
-connection (TCP small queues, autocorking).
+timer, with a minimum of 200 ms. Linux differs in three points: timers have jiffy resolution, a loss that fewer than
+three packets indicate waits for a jiffy, and data waits while the NIC holds enough (TCP small queues, autocorking).
 """
 
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from random import Random
@@ -21,14 +19,12 @@ from testbed.net.paths.losses import DUP_THRESHOLD, INITIAL_WINDOW_PACKETS, MIN_
 from testbed.prediction.events import Event, EventQueue, SendBuffer
 from testbed.prediction.packets.bbr import Bbr
 from testbed.prediction.packets.congestion_control import PACE_SHARE, AckSample, Control, LossBasedControl
-from testbed.prediction.packets.links import Entrance, FramePath, LinkQueue
+from testbed.prediction.packets.links import Entrance, FramePath, LinkQueue, NicBacklog
 from testbed.prediction.packets.receiver import Receiver
 from testbed.prediction.packets.rtt_estimator import LEAST_ROUND_TRIP_S, RttEstimator, handshake_s
 from testbed.prediction.packets.send_queue import Acknowledgement, Packet, Scoreboard, UnsentData
 from testbed.prediction.packets.timers import LEAST_S, Timer
 
-# TCP options of a packet that reports gaps, next to timestamps
-BLOCKS_BYTES, BLOCK_BYTES, MOST_BLOCKS = 4, 8, 3
 OVERHEAD_BYTES = 1024  # memory overhead per packet
 OPEN, RECOVERY, LOSS = range(3)
 
@@ -41,7 +37,7 @@ class Sender:
     Args:
         events: The clock.
         path: Its packet path.
-        has_arrived: Queues from the sender to the receiver.
+        there: Queues from the sender to the receiver.
         back: Queues of acknowledgements.
         buffer_bytes: Send buffer for data that is not acknowledged.
         draw: Random start of BBR's gain cycle.
@@ -85,8 +81,7 @@ class Sender:
         self._probed: tuple[int, bool] | None = None
         self._round_trip = RttEstimator(smoothed_s)
         self._sent_s = -math.inf
-        self._in_nic: deque[tuple[float, int]] = deque()
-        self._in_nic_bytes = 0
+        self._in_nic = NicBacklog()
         self._least_in_nic = min(2 * (self._full_bytes + OVERHEAD_BYTES), LIMIT_OUTPUT_BYTES)
         self._woken_s = self._departs_s = self._paced_s = 0.0
         self._timer = Timer(events)
@@ -116,7 +111,7 @@ class Sender:
             not self._unsent
             and scoreboard.in_flight < self.window
             and not scoreboard.next_lost()
-            and not self._has_queued_in_nic()
+            and not self._in_nic.waits(self._events.now_s)
         ):
             self._control.on_app_limited(scoreboard.in_flight)
         size_bytes = max(1, math.ceil(size_bytes))
@@ -140,7 +135,7 @@ class Sender:
             if self._paces and self._departs_s > now_s:
                 self._wait_for_pace()
                 break
-            if self._in_nic and self._waits_for_nic(packet is None and not left_nic):
+            if self._in_nic.packets and self._waits_for_nic(packet is None and not left_nic):
                 break
             if packet is None:
                 # with unrepaired losses the timer stays as it is (`tcp_event_new_data_sent`)
@@ -157,9 +152,7 @@ class Sender:
 
     def _most_bytes(self) -> int:
         """Return the maximum segment size next to SACK options for the other direction (`tcp_current_mss`)."""
-        if self._peer_receiver is None or not self._peer_receiver.blocks:
-            return self._full_bytes
-        return self._full_bytes - BLOCKS_BYTES - BLOCK_BYTES * min(self._peer_receiver.blocks, MOST_BLOCKS)
+        return self._full_bytes - (0 if self._peer_receiver is None else self._peer_receiver.option_bytes)
 
     def _send_new(self, now_s: float) -> None:
         scoreboard, most = self._scoreboard, self._most_bytes()
@@ -192,9 +185,7 @@ class Sender:
             self._pace(packet, now_s)
         begins_s = self._nic.free_s
         if begins_s > now_s:
-            in_memory = packet.size_bytes + OVERHEAD_BYTES
-            self._in_nic.append((begins_s, in_memory))
-            self._in_nic_bytes += in_memory
+            self._in_nic.add(begins_s, packet.size_bytes + OVERHEAD_BYTES)
         self._enqueue(packet)
 
     def _on_loss(self, packet: Packet) -> None:
@@ -222,26 +213,19 @@ class Sender:
 
         new: the next packet is not a retransmission. Sending continues when a packet has left the NIC.
         """
-        if not self._has_queued_in_nic():
+        if not self._in_nic.waits(self._events.now_s):
             return False
         if not (new and self._unsent.is_less_than_packet):
-            in_nic_bytes = self._in_nic_bytes
+            in_nic_bytes = self._in_nic.held_bytes
             # 1 ms at its pacing rate but at least two packets, which mostly decides
             if in_nic_bytes <= self._least_in_nic or (
                 in_nic_bytes <= LIMIT_OUTPUT_BYTES and in_nic_bytes <= self._linux_pace() / PACE_SHARE
             ):
                 return False
         if self._woken_s <= self._events.now_s:
-            self._woken_s = self._in_nic[0][0]
+            self._woken_s = self._in_nic.packets[0][0]
             self._events.call_at(self._woken_s, partial(self.push, left_nic=True))
         return True
-
-    def _has_queued_in_nic(self) -> bool:
-        """Whether packets wait in the NIC."""
-        now_s, waiting = self._events.now_s, self._in_nic
-        while waiting and waiting[0][0] <= now_s:
-            self._in_nic_bytes -= waiting.popleft()[1]
-        return bool(waiting)
 
     def _linux_pace(self) -> float:
         if not (self._round_trip.timed or self._paces):
@@ -413,5 +397,4 @@ class Sender:
         self._sent_s -= seconds
         self._woken_s = self._paced_s = 0.0
         self._departs_s -= seconds
-        self._in_nic.clear()
-        self._in_nic_bytes = 0
+        self._in_nic = NicBacklog()

@@ -9,7 +9,8 @@ from testbed.prediction.search.evaluation import (
     search_space_of,
 )
 from testbed.prediction.search.evaluator import NothingFits, SearchProgress
-from testbed.prediction.search.search import Exploration, Search
+from testbed.prediction.search.exploration import Exploration
+from testbed.prediction.search.search import Search
 
 __all__ = [
     "Configuration",

@@ -11,7 +11,7 @@ import pytest
 import testbed
 from testbed.notebooks import html_table
 from testbed.prediction.search import Configuration, Evaluation, Exploration
-from testbed.prediction.search.search import RankedConfiguration
+from testbed.prediction.search.exploration import RankedConfiguration
 from testbed.prediction.step_prediction import Prediction, Predictions
 from testbed.show.report import write_report
 from tests.unit.show.report_run import SyntheticRun

@@ -13,7 +13,8 @@ from testbed.net.fabric.plan import make_plan
 from testbed.net.fabric.verify import ROOT_NAME, namespace_settings
 from testbed.net.links import SettingMismatch
 from testbed.net.links.interfaces import HtbClass
-from testbed.net.links.shaping import Shape, compare_classes, shape_commands
+from testbed.net.links.shaping import Shape, shape_commands
+from testbed.net.links.shaping_readback import compare_classes
 from testbed.spec.topology import load_topology
 
 TOPOLOGIES = Path(__file__).parents[3] / "topologies"

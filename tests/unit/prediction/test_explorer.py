@@ -35,7 +35,7 @@ from testbed.prediction.search import (
     search_space_of,
 )
 from testbed.prediction.search.evaluation import short_name
-from testbed.prediction.search.search import RankedConfiguration
+from testbed.prediction.search.exploration import RankedConfiguration
 from testbed.prediction.search.space import Space, own_values, tuned_space
 from testbed.prediction.step_flops import step_work
 from testbed.prediction.step_prediction import predict_step

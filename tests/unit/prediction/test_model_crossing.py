@@ -6,7 +6,8 @@ from pathlib import Path
 
 from testbed.comm.flight_recorder import NetworkPaths
 from testbed.prediction.calibration import VIRTUAL, find_calibration
-from testbed.prediction.routes import network_paths, route_network
+from testbed.prediction.network_paths import network_paths
+from testbed.prediction.routes import route_network
 from testbed.spec.scale import Scale
 from testbed.spec.scenario import load_scenario
 from testbed.workload.job.job import Job, job_of

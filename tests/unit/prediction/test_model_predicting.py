@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 import testbed
 from testbed.cli.main import app
 from testbed.net.paths.poisson import poisson_quantile
-from testbed.prediction import simulation
 from testbed.prediction.calibration import Calibration, find_calibration
+from testbed.prediction.plan_simulation import PlanSimulation
 from testbed.prediction.routes import route_network
 from testbed.prediction.simulation_cache import PreparedStep
 from testbed.prediction.step_prediction import (
@@ -321,14 +321,14 @@ def test_bbr_with_little_to_send_takes_what_was_measured(messages: int, size: st
 
 
 def test_of_steps_whose_queues_overflow_the_median_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    took, run = list[float](), simulation._Simulation.run
+    took, run = list[float](), PlanSimulation.run
 
     def noted(step: Any) -> Any:
         timeline = run(step)
         took.append(timeline.step_time_s)
         return timeline
 
-    monkeypatch.setattr(simulation._Simulation, "run", noted)
+    monkeypatch.setattr(PlanSimulation, "run", noted)
     scenario = load_scenario(FAR)
     for queue, least, most in (("60 kB", 3, 10), ("40 MB", 3, 4)):
         took.clear()

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from testbed.prediction.simulation_cache import plan_key
 from testbed.workload.operations import GroupCollective, Operation
 from testbed.workload.plan import JobPlan
-from testbed.workload.plan_columns import pattern_columns, plan_key
+from testbed.workload.plan_columns import pattern_columns
 from testbed.workload.plan_patterns import AlgorithmPattern, Pattern, SymmetricPlans
 
 

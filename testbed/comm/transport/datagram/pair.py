@@ -19,12 +19,9 @@ from testbed.comm.transport.datagram.controls import Credits, Granter
 from testbed.comm.transport.datagram.packets import (
     CREDIT,
     DATA,
-    ETHERNET_HEADER_BYTES,
     GRANTED_KIND,
-    HEADER_ROOM,
     PARITY,
     PARITY_KIND,
-    UDP_HEADERS_BYTES,
     WANTED_KIND,
     Data,
     unpack_ack,
@@ -32,7 +29,7 @@ from testbed.comm.transport.datagram.packets import (
 from testbed.comm.transport.datagram.recoveries import RECOVERIES, Item
 from testbed.comm.transport.datagram.sender import DatagramSettings, Route, Sender, make_sender
 from testbed.comm.transport.datagram.spraying import Spray
-from testbed.comm.transport.datagram.udp import coalesce_packets
+from testbed.comm.transport.event_loop import ignore_events
 from testbed.comm.transport.onesided import ExposedWindows
 
 # retry interval after a full card queue: in real time, when a third of the shortest queue has drained
@@ -121,7 +118,7 @@ class DatagramPair(ReceiveBuffer):
             return
         settings = self.settings
         self._payload_bytes = udp.payload_bytes(self.sockets[0])
-        frame_bytes = self._payload_bytes + HEADER_ROOM + UDP_HEADERS_BYTES + ETHERNET_HEADER_BYTES
+        frame_bytes = udp.frame_bytes(self._payload_bytes)
         self._granter.packet_bytes = frame_bytes
         self._trains = udp.SegmentationOffload(DATA.size + self._payload_bytes, route.line_bps)
         if clock_here() != "free":
@@ -143,7 +140,7 @@ class DatagramPair(ReceiveBuffer):
             return
         self.lost = PeerLost(self.rank, self.peer, reason) if isinstance(reason, str) else reason
         for sock in self.sockets:
-            self._watch(sock, 0, self._ignore)
+            self._watch(sock, 0, ignore_events)
             sock.close()
         self._granter.forget(self)
         self._fail_incoming(self.lost)
@@ -151,10 +148,6 @@ class DatagramPair(ReceiveBuffer):
         self._waiting.clear()
         for request in pending:
             request.fail(self.lost)
-
-    @staticmethod
-    def _ignore(mask: int) -> None:
-        """Ignore events of a socket that is no longer watched."""
 
     # ---- sending
 
@@ -229,9 +222,8 @@ class DatagramPair(ReceiveBuffer):
             for item in items[:taken]:
                 sender.on_sent(item, path, now_s)
 
-        return self._transmit_batch(
-            path, partial(self._send_batch.send, self.sockets[path], *columns), columns, on_taken
-        )
+        send = partial(self._send_batch.send, self.sockets[path], *columns)
+        return self._transmit_batch(path, send, columns, on_taken)
 
     def _transmit_run(self, numbers: range, now_s: float) -> bool:
         """Send consecutive data packets on the only path; return whether all were sent."""
@@ -277,14 +269,11 @@ class DatagramPair(ReceiveBuffer):
             assert self._out is not None
             assert self._sender is not None
             self._out.complete(self._sender.recovery)
-        if taken < len(columns[0]):
-            self._wait_until_writable(path)
-        return taken == len(columns[0])
-
-    def _wait_until_writable(self, path: int) -> None:
-        if path not in self._blocked and self.lost is None:
+        took_all = taken == len(columns[0])
+        if not took_all and path not in self._blocked and self.lost is None:
             self._blocked.add(path)
             self._watch(self.sockets[path], udp.READ | udp.WRITE, partial(self._on_event, path))
+        return took_all
 
     def _send_small(self, packet: bytes, path: int = 0) -> None:
         """Send a small packet that may be lost."""
@@ -341,7 +330,7 @@ class DatagramPair(ReceiveBuffer):
             return
         self.datagrams_in += count
         self.bytes_in += sum(receive_batch.sizes)
-        runs, others, acks = coalesce_packets(receive_batch, self.secret)
+        runs, others, acks = udp.coalesce_packets(receive_batch, self.secret)
         for run in runs:
             rows = receive_batch.rows[run.at : run.at + run.packets]
             self.on_run(run, rows[:, DATA.size : receive_batch.sizes[run.at]])
@@ -401,9 +390,7 @@ class DatagramPair(ReceiveBuffer):
     @property
     def description(self) -> str:
         """The state of the pair, as text."""
-        if self._sender is None:
-            return "none yet"
-        return stats.describe_pair(self._sender, self.receiver)
+        return "none yet" if self._sender is None else stats.describe_pair(self._sender, self.receiver)
 
     def totals(self) -> dict[str, Any]:
         """Return statistics, ready for JSON."""

@@ -30,6 +30,7 @@ from testbed.comm.transport.datagram.packets import (
     CREDIT,
     DATA,
     DATA_KIND,
+    ETHERNET_HEADER_BYTES,
     HEADER_ROOM,
     MAX_AHEAD,
     NAK,
@@ -275,6 +276,11 @@ def payload_bytes(sock: socket.socket) -> int:
     if mtu_bytes > MAX_MTU_BYTES:
         mtu_bytes = LOOPBACK_MTU_BYTES
     return mtu_bytes - UDP_HEADERS_BYTES - HEADER_ROOM
+
+
+def frame_bytes(payload: int) -> int:
+    """Return the size of the Ethernet frame of a full packet, from its payload in bytes."""
+    return payload + HEADER_ROOM + UDP_HEADERS_BYTES + ETHERNET_HEADER_BYTES
 
 
 def drain_errors(sock: socket.socket) -> None:
