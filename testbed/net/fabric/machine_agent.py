@@ -8,7 +8,6 @@ programs that were started here. At the end of standard input, everything that t
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import os
 import signal
@@ -19,18 +18,15 @@ import time
 from pathlib import Path
 from typing import Any
 
+from pydantic import validate_call
+from pydantic_core import to_json
+
 from testbed.net.errors import FabricError
-from testbed.net.fabric.fingerprint import WatchedNamespace
 from testbed.net.fabric.namespace_holder import mount_private_tmpfs
-from testbed.net.fabric.namespaces import MachineOperations
+from testbed.net.fabric.namespaces import AGENT_OPERATIONS, MachineOperations
 from testbed.net.fabric.tunnel import TunnelSocket, serve
-from testbed.net.fabric.verify import NamespaceSettings
 from testbed.net.links import LinkError
-from testbed.net.links.ingress import IngressDelay
-from testbed.net.links.link_engine import classes_from_json
 from testbed.net.links.netns import network_namespace
-from testbed.net.links.setup import Setup
-from testbed.net.links.shaping import Shape
 from testbed.processes import close_pipes, set_parent_death_signal, wait_or_kill
 
 END_TIMEOUT_S = 3.0
@@ -42,10 +38,8 @@ class Agent:
 
     def __init__(self) -> None:
         self.operations = MachineOperations()
-        # The arguments and results of these are JSON-compatible.
-        self.do_veth, self.do_tunnel = self.operations.veth, self.operations.tunnel
-        self.do_frames = self.operations.frames
-        self.do_look, self.do_take = self.operations.look, self.operations.take
+        for name in AGENT_OPERATIONS:
+            setattr(self, f"do_{name}", validate_call(getattr(self.operations, name)))
         mount_private_tmpfs(str(FOLDER))
         self.folder = FOLDER
         self.offset_s = 0.0
@@ -56,7 +50,7 @@ class Agent:
     def send(self, **message: Any) -> None:
         """Write one line of JSON; thread-safe."""
         with self._send_lock:
-            print(json.dumps(message), flush=True)
+            print(to_json(message).decode(), flush=True)
 
     def do_hello(self) -> dict[str, Any]:
         """Return the folder for files and the number of CPU cores."""
@@ -79,18 +73,6 @@ class Agent:
                 Path(self.folder / f"hosts-{number}").write_text(text)
         return self.operations.make_namespaces(files)
 
-    def do_apply(self, setup: dict[str, Any], pid: int | None) -> None:
-        """Call `MachineOperations.apply`."""
-        self.operations.apply(Setup(**setup), pid)
-
-    def do_verify(self, settings: dict[str, Any]) -> None:
-        """Call `MachineOperations.verify`."""
-        self.operations.verify(_parse_settings(settings))
-
-    def do_verify_offloads(self, settings: dict[str, Any]) -> None:
-        """Call `MachineOperations.verify_offloads`."""
-        self.operations.verify_offloads(_parse_settings(settings))
-
     def do_answer_tunnel(self, interface: str, pid: int, mtu: int) -> None:
         """Start a thread that answers measurement frames from a tunnel."""
         with network_namespace(pid):
@@ -102,18 +84,6 @@ class Agent:
                 serve(end)
 
         threading.Thread(target=until_closed, daemon=True).start()
-
-    def do_counts(self, pid: int, protocols: bool) -> dict[str, Any]:
-        """Call `MachineOperations.counts`."""
-        return dataclasses.asdict(self.operations.counts(pid, protocols))
-
-    def do_watch(self, watched: list[dict[str, Any]], excluded: list[list[str]]) -> None:
-        """Call `MachineOperations.watch`."""
-        namespaces = [
-            WatchedNamespace(**{**namespace, "interfaces": tuple(namespace["interfaces"])})
-            for namespace in watched
-        ]
-        self.operations.watch(namespaces, [(name, interface) for name, interface in excluded])
 
     def do_close_tunnels(self) -> None:
         """Close the sockets of tunnel measurements."""
@@ -174,17 +144,6 @@ def _stop_program(program: subprocess.Popen[str]) -> None:
         program.terminate()
     wait_or_kill(program, END_TIMEOUT_S)
     close_pipes(program)
-
-
-def _parse_settings(data: dict[str, Any]) -> NamespaceSettings:
-    shapes = {
-        name: Shape(**{**shape, "classes": classes_from_json(shape["classes"])})
-        for name, shape in data["shapes"].items()
-    }
-    delays = {name: IngressDelay(**delay) for name, delay in data["ingress_delays"].items()}
-    return NamespaceSettings(
-        **{**data, "interfaces": tuple(data["interfaces"]), "shapes": shapes, "ingress_delays": delays}
-    )
 
 
 def main() -> None:

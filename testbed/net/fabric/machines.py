@@ -6,7 +6,8 @@ The agent (`python -m testbed.net.fabric.machine_agent`, as root through sudo) d
 
 from __future__ import annotations
 
-import dataclasses
+import functools
+import inspect
 import json
 import os
 import shlex
@@ -16,19 +17,17 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, get_type_hints
 
 import psutil
+from pydantic import TypeAdapter
+from pydantic_core import to_json
 
 from testbed.net.errors import FabricError
-from testbed.net.fabric.fingerprint import WatchedNamespace
-from testbed.net.fabric.namespaces import MachineOperations
-from testbed.net.fabric.verify import NamespaceSettings
+from testbed.net.fabric.namespaces import AGENT_OPERATIONS, MachineOperations
 from testbed.net.links import LinkError
-from testbed.net.links.interfaces import NodeCounts
-from testbed.net.links.setup import Setup
 from testbed.processes import close_pipes, wait_or_kill, wait_readable
 
 STOP_TIMEOUT_S, ANSWER_TIMEOUT_S = 5.0, 60.0
@@ -49,7 +48,8 @@ def is_local(name: str) -> bool:
 class Machine(MachineOperations):
     """A remote machine, by its SSH destination: `name` or `user@name`.
 
-    The same Python and the same testbed must be installed there at the same paths.
+    The same Python and the same testbed must be installed there at the same paths. Its agent carries out the
+    operations in AGENT_OPERATIONS.
 
     Raises:
         FabricError: The machine cannot be reached.
@@ -128,7 +128,7 @@ class Machine(MachineOperations):
         if process is None or process.stdin is None:
             raise FabricError(f"machine {self.name}: its agent was stopped")
         try:
-            process.stdin.write(json.dumps({"do": operation, **arguments}).encode() + b"\n")
+            process.stdin.write(to_json({"do": operation, **arguments}) + b"\n")
             process.stdin.flush()
         except OSError as error:
             raise FabricError(f"machine {self.name}: {self._exit_reason()}") from error
@@ -210,50 +210,6 @@ class Machine(MachineOperations):
         found: dict[str, int] = self.call("namespaces", texts=texts)
         return found
 
-    def veth(self, ends: list[dict[str, Any]]) -> None:
-        """See `MachineOperations`."""
-        self.call("veth", ends=ends)
-
-    def tunnel(self, interface: str, pid: int, number: int, near: str, far: str) -> None:
-        """See `MachineOperations`."""
-        self.call("tunnel", interface=interface, pid=pid, number=number, near=near, far=far)
-
-    def apply(self, setup: Setup, pid: int | None) -> None:
-        """See `MachineOperations`."""
-        self.call("apply", setup=dataclasses.asdict(setup), pid=pid)
-
-    def verify(self, settings: NamespaceSettings) -> None:
-        """See `MachineOperations`."""
-        self.call("verify", settings=dataclasses.asdict(settings))
-
-    def verify_offloads(self, settings: NamespaceSettings) -> None:
-        """See `MachineOperations`."""
-        self.call("verify_offloads", settings=dataclasses.asdict(settings))
-
-    def frames(self, interface: str, pid: int | None) -> tuple[int, int]:
-        """See `MachineOperations`."""
-        received, sent = self.call("frames", interface=interface, pid=pid)
-        return received, sent
-
-    def counts(self, pid: int | None, protocols: bool = False) -> NodeCounts:
-        """See `MachineOperations`."""
-        return NodeCounts.from_document(self.call("counts", pid=pid, protocols=protocols))
-
-    def watch(self, watched: Sequence[WatchedNamespace], excluded: Sequence[tuple[str, str]]) -> None:
-        """See `MachineOperations`."""
-        self.call(
-            "watch", watched=[dataclasses.asdict(namespace) for namespace in watched], excluded=list(excluded)
-        )
-
-    def look(self, thorough: bool) -> list[str]:
-        """See `MachineOperations`."""
-        found: list[str] = self.call("look", thorough=thorough)
-        return found
-
-    def take(self) -> None:
-        """See `MachineOperations`."""
-        self.call("take")
-
     def stop(self) -> None:
         """Stop the agent, which removes everything that it made; idempotent."""
         process, self._process = self._process, None
@@ -262,3 +218,21 @@ class Machine(MachineOperations):
         close_pipes(process)
         wait_or_kill(process, STOP_TIMEOUT_S)
         self._stderr.close()
+
+
+def _remote_operation(operation: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the method of `Machine` that calls a machine operation through the agent."""
+    signature = inspect.signature(operation)
+    result = TypeAdapter(get_type_hints(operation)["return"])
+
+    @functools.wraps(operation)
+    def call(self: Machine, *arguments: Any, **named: Any) -> Any:
+        given = signature.bind(None, *arguments, **named).arguments
+        del given["self"]
+        return result.validate_python(self.call(operation.__name__, **given))
+
+    return call
+
+
+for _name in AGENT_OPERATIONS:
+    setattr(Machine, _name, _remote_operation(getattr(MachineOperations, _name)))

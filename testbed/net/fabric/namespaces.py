@@ -22,6 +22,19 @@ from testbed.net.links.setup import Setup
 from testbed.processes import close_pipes, wait_or_kill
 
 VXLAN_PORT = 4789
+AGENT_OPERATIONS = (
+    "veth",
+    "tunnel",
+    "apply",
+    "verify",
+    "verify_offloads",
+    "frames",
+    "counts",
+    "watch",
+    "look",
+    "take",
+)
+"""The operations that the agent of a remote machine carries out with the same arguments."""
 
 
 class MachineOperations:
