@@ -142,17 +142,6 @@ class ControllerProcess:
             raise ControllerError("the controller has no API: it was started without a network snapshot")
         return ControllerApi(self._api_port, self._token)
 
-    def set_policy(
-        self, policy: Mapping[str, Any], flows: Sequence[Mapping[str, Any]] | None = None
-    ) -> dict[str, Any]:
-        """Put a policy in force (see `PolicyService.set`) and keep it across restarts."""
-        assert self._snapshot is not None
-        request = dict(policy) if flows is None else {**policy, "flows": list(flows)}
-        answer = self.api.set(request)
-        if flows is not None:
-            self._snapshot = replace(self._snapshot, flows=flows)
-        return answer
-
     @property
     def port(self) -> int:
         """The port for the switches; waits until the process listens, with ControllerError if it does not."""
@@ -329,7 +318,7 @@ def snapshot_of(
     seed: int = 0,
     control: Control = INSTANT,
 ) -> Snapshot:
-    """Build a `Snapshot` from typed objects; for `policy` see `PolicyChoice.to_data`."""
+    """Build a `Snapshot` from typed objects; for `policy` a `PolicyChoice` as a mapping."""
     from testbed.net.controller.edges import edges_to_data  # noqa: PLC0415 (for a faster start of the process)
 
     return Snapshot(

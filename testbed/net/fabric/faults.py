@@ -102,14 +102,14 @@ class Faults:
 
     @property
     def _edges(self) -> set[str]:
-        return {self._fabric.plan.edge(edge.building) for edge in self._fabric.plan.edges}
+        return {edge.name for edge in self._fabric.plan.edges}
 
     def _cut(self, condition: Condition) -> set[str]:
         """Return the links that are cut, including those of edges that are down, and these edges."""
         plan = self._fabric.plan
         edges = condition.switches_down & self._edges
-        ends = {link.name: {plan.edge(link.a), plan.edge(link.b)} for link in plan.topology.wan}
-        return {*condition.links_down, *edges, *(name for name, own in ends.items() if own & edges)}
+        links = {port.link.name for edge in plan.edges if edge.name in edges for port in edge.wan}
+        return {*condition.links_down, *edges, *links}
 
     def blackhole(self, names: Collection[str]) -> None:
         """Drop everything on links without a carrier change; edges are skipped, since their links are cut too."""

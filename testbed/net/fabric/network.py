@@ -17,7 +17,7 @@ from testbed.net.controller.process import snapshot_of
 from testbed.net.errors import FabricError
 from testbed.net.fabric import namespace_setup
 from testbed.net.fabric import plan as planning
-from testbed.net.fabric.assembly import EdgeOptions, MachinePlacement, assemble
+from testbed.net.fabric.assembly import MachinePlacement, assemble
 from testbed.net.fabric.change_watch import ChangeWatch
 from testbed.net.fabric.fabric_state import (
     CONTROLLER_FILE,
@@ -110,7 +110,6 @@ class Fabric:
         self.machines = tuple(machines)
         self.rdma = rdma
         self.placement: MachinePlacement | None = None
-        self._operations_by_node: dict[str, MachineOperations] = {}
         self._watch: ChangeWatch | None = None
         self.tunnels: list[TunnelMeasurement] = []
         self.pids: dict[str, int] = {}  # a process in each node, valid on the node's machine
@@ -154,7 +153,7 @@ class Fabric:
         if self.rdma and (reason := soft_roce_obstacle()):
             raise FabricError(f"soft-RoCE is not available here: {reason}; see docs/reference/rdma.md")
         self._state = register(self.topology.name)
-        self._plan = planning.make_plan(
+        self._plan = planning.Plan(
             self.topology,
             self._state.prefix,
             self.scale.time_dilation,
@@ -183,26 +182,24 @@ class Fabric:
             "scale": dataclasses.asdict(self.scale),
         }
         state.save()
-        self.placement = placement = MachinePlacement(self.topology, self.machines)
-        placement.check(plan)
-        self._operations_by_node = placement.by_node(plan)
+        self.placement = placement = MachinePlacement(plan, self.machines)
         self._progress(f"starting the controller with policy {self.policy.name.rpartition(':')[2]}")
         self.controller = self._start_controller()
         hosts, buildings = len(plan.topology.hosts), len(plan.topology.populated)
         self._progress(f"building {hosts} hosts in {buildings} buildings")
-        edge_options = EdgeOptions(self.datapath, f"tcp:127.0.0.1:{self.controller.port}")
-        self.net = assemble(plan, placement, edge_options, state.folder)
+        controller = f"tcp:127.0.0.1:{self.controller.port}"
+        self.net = assemble(placement, self.datapath, controller, state.folder)
         self.pids = {node.name: node.pid for node in (*self.net.hosts, *self.net.switches)}
         state.pids = {
-            name: pid for name, pid in self.pids.items() if self._operations(name) is placement.here
+            name: pid for name, pid in self.pids.items() if placement.operations(name) is placement.here
         }
-        edges = {plan.edge(edge.building) for edge in plan.edges}  # in the root namespace
+        edges = {edge.name for edge in plan.edges}  # in the root namespace
         state.namespaces = namespace_cookies([pid for name, pid in state.pids.items() if name not in edges])
         state.save()
         if placement.machines:
             names = ", ".join(machine.name for machine in placement.machines)
             self._progress(f"measuring the tunnels to {names}")
-            self.tunnels = placement.measure_tunnels(plan, self.pids)
+            self.tunnels = placement.measure_tunnels(self.pids)
         self._configure()
         with large_receive_buffers(STATE_ROOT):
             self.net.start()
@@ -226,7 +223,7 @@ class Fabric:
         compiled = compute(self.policy, View(self.topology, self.flows, seed=self.seed), edges)
         self._classes = compiled.classes
         snapshot = snapshot_of(
-            self.topology, edges, self.policy.to_data(), self.flows, self.seed, self.control
+            self.topology, edges, dataclasses.asdict(self.policy), self.flows, self.seed, self.control
         )
         controller = ControllerProcess(compiled.rules, snapshot=snapshot, log=self._events)
         controller.start()
@@ -254,10 +251,7 @@ class Fabric:
 
     def _configure(self) -> None:
         plan, pids = self.plan, self.pids
-        probes = [
-            (plan.probe(edge.building), namespace_setup.probe_setup(plan, edge.building))
-            for edge in plan.edges
-        ]
+        probes = [(edge.probe, namespace_setup.probe_setup(plan, edge.building.name)) for edge in plan.edges]
         hosts = [(host.name, namespace_setup.host_setup(plan, host)) for host in self.topology.hosts]
         namespace_setup.edge_setup(plan).apply(None)
         namespace_setup.wan_setup(plan).apply(pids[planning.WAN_NODE])
@@ -278,12 +272,11 @@ class Fabric:
 
     def _operations(self, node: str) -> MachineOperations:
         assert self.placement is not None
-        return self._operations_by_node.get(node, self.placement.here)
+        return self.placement.operations(node)
 
     def machine_of(self, node: str) -> Machine | None:
         """Return the remote machine of a node; None if it is on this machine."""
-        operations = self._operations(node)
-        return operations if isinstance(operations, Machine) else None
+        return self.placement.machine_of(node) if self.placement else None
 
     @property
     def other_machines(self) -> Sequence[Machine]:
@@ -292,7 +285,7 @@ class Fabric:
 
     def tunnel_frames(self) -> dict[str, tuple[int, int]]:
         """Return (frames sent, frames received) of each tunnel so far, by building."""
-        return self.placement.tunnel_frames(self.plan, self.pids) if self.placement else {}
+        return self.placement.tunnel_frames(self.pids) if self.placement else {}
 
     def counts(self, of_hosts: bool = True) -> dict[str, NodeCounts]:
         """Read the interface counters of building switches and, if `of_hosts`, of hosts with their protocols."""
@@ -324,7 +317,7 @@ class Fabric:
 
     def probe_pids(self) -> dict[str, int]:
         """Return the process id of each building's probe node."""
-        return {edge.building: self.state.pids[self.plan.probe(edge.building)] for edge in self.plan.edges}
+        return {edge.building.name: self.state.pids[edge.probe] for edge in self.plan.edges}
 
     def watch(
         self, links: Collection[str] = (), switches: Collection[str] = (), cards: Collection[str] = ()
@@ -332,9 +325,7 @@ class Fabric:
         """Start watching for changes, except of these links, switches and hosts' NICs; LinkError on failure."""
         assert self.placement is not None
         with mark_child_processes(self.state.id):
-            self._watch = ChangeWatch(
-                self.plan, self.pids, self.placement.here, self._operations_by_node, links, switches, cards
-            )
+            self._watch = ChangeWatch(self.placement, self.pids, links, switches, cards)
         return self._watch
 
     def changed_offloads(self) -> str | None:

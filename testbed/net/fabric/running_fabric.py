@@ -165,7 +165,7 @@ class CounterReader:
                     )
                 )
         edges = {
-            edge.building: (
+            edge.building.name: (
                 sum(stats[name].rx_packets for name in edge.interfaces),
                 sum(stats[name].tx_packets for name in edge.interfaces),
             )

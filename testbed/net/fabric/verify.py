@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from typing import Any
 
 from testbed.net.fabric import namespace_setup
 from testbed.net.fabric import plan as planning
@@ -56,47 +56,36 @@ class NamespaceSettings:
 
 def namespace_settings(plan: Plan, pids: Mapping[str, int]) -> Iterator[NamespaceSettings]:
     """Yield the expected settings of every namespace of a fabric."""
-    mtu = plan.topology.mtu
     engine_disciplines = _engine_disciplines(plan)
-    edges = tuple(name for edge in plan.edges for name in edge.interfaces)
-    yield NamespaceSettings(ROOT_NAME, None, edges, mtu, engine_disciplines=engine_disciplines.get(None, {}))
-    plain = partial(NamespaceSettings, mtu=mtu, sysctls=namespace_setup.HOST_SYSCTLS)
-    inner = tuple(name for wire in plan.wires() for name in (wire.inner_a, wire.inner_b))
-    wan = planning.WAN_NODE
-    yield plain(wan, pids[wan], inner, engine_disciplines=engine_disciplines.get(wan, {}))
     shapes: dict[str, dict[str, Shape]] = {}
     for (node, interface), shape in plan.shapes.items():
         shapes.setdefault(node, {})[interface] = shape
-    for bridge in plan.bridges:
-        ports = tuple(port.interface for port in bridge.ports)
-        name = bridge.name
-        own = shapes.get(name, {})
-        yield plain(
+
+    def expected(node: str | None, interfaces: Iterable[str], **more: Any) -> NamespaceSettings:
+        name = ROOT_NAME if node is None else node
+        return NamespaceSettings(
             name,
-            pids[name],
-            ports,
-            shapes=own,
-            bridge=True,
+            None if node is None else pids[node],
+            tuple(interfaces),
+            plan.topology.mtu,
+            shapes.get(name, {}),
             ingress_delays=plan.ingress_delays_of(name),
-            engine_disciplines=engine_disciplines.get(name, {}),
+            engine_disciplines=engine_disciplines.get(node, {}),
+            **more,
         )
-    for building in plan.topology.buildings:
-        probe = plan.probe(building.name)
-        yield plain(probe, pids[probe], (NIC,))
-    sysctls = {**namespace_setup.HOST_SYSCTLS, **buffer_sysctls(plan.topology)}
+
+    basic = namespace_setup.HOST_SYSCTLS
+    yield expected(None, [name for edge in plan.edges for name in edge.interfaces])
+    inner = [name for wire in plan.wires() for name in (wire.inner_a, wire.inner_b)]
+    yield expected(planning.WAN_NODE, inner, sysctls=basic)
+    for bridge in plan.bridges:
+        yield expected(bridge.name, [port.interface for port in bridge.ports], sysctls=basic, bridge=True)
+    for edge in plan.edges:
+        yield expected(edge.probe, [NIC], sysctls=basic)
+    sysctls = {**basic, **buffer_sysctls(plan.topology)}
     rto_min_ms = plan.rto_min_ms if plan.time_dilation != 1 else None
     for host in plan.topology.hosts:
-        yield NamespaceSettings(
-            host.name,
-            pids[host.name],
-            (NIC,),
-            mtu,
-            shapes.get(host.name, {}),
-            sysctls,
-            rto_min_ms,
-            ingress_delays=plan.ingress_delays_of(host.name),
-            engine_disciplines=engine_disciplines.get(host.name, {}),
-        )
+        yield expected(host.name, [NIC], sysctls=sysctls, rto_min_ms=rto_min_ms)
 
 
 def _engine_disciplines(plan: Plan) -> dict[str | None, dict[str, list[str]]]:
