@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 from testbed.net.errors import LinkError
 from testbed.net.fabric.bridges import Cable, End, nic_cables, with_host_queue
@@ -44,7 +44,83 @@ class Condition:
 HEALTHY = Condition()
 
 
-class Faults:
+class CarrierDelay(ABC):
+    """A model of carrier detection: cuts act at once, but switches see them only after a delay.
+
+    Call `apply_due` at `due_s` or later; there are no threads. If a link is restored before its cut was seen, the
+    cut is never seen, though packets were lost. If it is cut again before its restoration was seen, it stays down.
+
+    Args:
+        down_s: Seconds until a cut is seen.
+        up_s: Seconds until a restoration is seen.
+        clock: The clock, in seconds.
+    """
+
+    def __init__(self, down_s: float, up_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._delay_s = {False: down_s, True: up_s}
+        self._clock = clock
+        self._down: set[str] = set()  # as the switches see it
+        self._due: dict[str, tuple[float, bool]] = {}  # name -> (time when it is seen, whether it is then up)
+
+    @abstractmethod
+    def blackhole(self, names: Collection[str]) -> None:
+        """Drop everything from now on, without a carrier change."""
+
+    @abstractmethod
+    def set_carrier(self, name: str, up: bool) -> None:
+        """Cut or restore, with a carrier change."""
+
+    @property
+    def due_s(self) -> float | None:
+        """The time when switches see the next change; None if none is pending."""
+        return min((due_s for due_s, _ in self._due.values()), default=None)
+
+    def is_down(self, name: str) -> bool:
+        """Return whether the switches see a link down, or have a pending change for it."""
+        return name in self._down or name in self._due
+
+    def cut(self, names: Iterable[str], after_s: float | None = None) -> None:
+        """Cut links now; switches see it after the usual delay, or after `after_s` seconds."""
+        delay_s = self._delay_s[False] if after_s is None else after_s
+        # A restored link that is still seen as down just stays down.
+        fresh = [name for name in names if self._due.pop(name, None) is None and name not in self._down]
+        if delay_s and fresh:
+            for name in fresh:
+                self._due[name] = self._clock() + delay_s, False
+            self.blackhole(fresh)
+        else:
+            for name in fresh:
+                self._show(name, up=False)
+
+    def restore(self, names: Iterable[str]) -> None:
+        """Restore links; where the cut was seen, traffic resumes only when the restoration is seen, too."""
+        for name in names:
+            if self._due.pop(name, None) is not None:
+                self.set_carrier(name, up=True)
+            elif name in self._down and self._delay_s[True]:
+                self._due[name] = self._clock() + self._delay_s[True], True
+            elif name in self._down:
+                self._show(name, up=True)
+
+    def _show(self, name: str, up: bool) -> None:
+        self.set_carrier(name, up)
+        (self._down.discard if up else self._down.add)(name)
+
+    def apply_due(self) -> None:
+        """Let the switches see every carrier change that is due."""
+        for name, (due_s, up) in sorted(self._due.items(), key=lambda item: item[1][0]):
+            if due_s <= self._clock():
+                del self._due[name]
+                self._show(name, up)
+
+    def flush(self) -> None:
+        """Let the switches see all pending changes now."""
+        for name, (_, up) in self._due.items():
+            self._show(name, up)
+        self._due.clear()
+
+
+class Faults(CarrierDelay):
     """The fault injector of a fabric, which begins healthy.
 
     A cut link drops everything at once. The edges at its ends see the carrier loss after the delays of the fabric's
@@ -52,24 +128,11 @@ class Faults:
     """
 
     def __init__(self, fabric: Fabric) -> None:
+        super().__init__(fabric.control.carrier_down_s, fabric.control.carrier_up_s)
         self._fabric = fabric
         self._healthy = fabric.requested_directions()
-        self._carriers = CarrierDelay(self, fabric.control.carrier_down_s, fabric.control.carrier_up_s)
         self._nics = HostNics(fabric.plan, fabric.pids)
         self.condition = HEALTHY
-
-    @property
-    def due_s(self) -> float | None:
-        """The CLOCK_MONOTONIC time when switches see the next carrier change; None if none is pending."""
-        return self._carriers.due_s
-
-    def apply_due(self) -> None:
-        """Let switches see the carrier changes that are due; LinkError on failure."""
-        self._carriers.apply_due()
-
-    def flush(self) -> None:
-        """Let switches see all pending carrier changes now; LinkError on failure."""
-        self._carriers.flush()
 
     def apply(self, wanted: Condition) -> None:
         """Apply a condition, settings first, and read it back; LinkError on failure."""
@@ -87,13 +150,13 @@ class Faults:
         before, after = self._cut(former), self._cut(wanted)
         if fabric.control.silence_s is not None:  # missing hellos reveal a dark link whose carrier is up
             silent = wanted.links_dark - former.links_dark - before - after
-            self._carriers.cut(sorted(silent), fabric.control.silence_s)
+            self.cut(sorted(silent), fabric.control.silence_s)
             before, after = before | former.links_dark | silent, after | wanted.links_dark
-        self._carriers.cut(sorted(after - before))
-        self._carriers.restore(sorted(before - after))
+        self.cut(sorted(after - before))
+        self.restore(sorted(before - after))
         self.blackhole(sorted(wanted.links_dark - former.links_dark - after))
         for link in sorted(former.links_dark - wanted.links_dark - before - after):
-            if not self._carriers.is_down(link):
+            if not self.is_down(link):
                 fabric.engine.set_carrier(link, True)
         for switch in sorted((wanted.switches_down ^ former.switches_down) - self._edges):
             self.set_carrier(switch, up=switch not in wanted.switches_down)
@@ -143,88 +206,6 @@ class Faults:
             self._fabric.engine.set_carrier(cable.name, up)
         elif cable.b[0] not in self.condition.switches_down:
             set_interfaces_up(self._fabric.pids[cable.b[0]], [cable.b[1]], up)
-
-
-class CarrierControl(Protocol):
-    """The operations that `CarrierDelay` needs; names are the caller's."""
-
-    def blackhole(self, names: Collection[str]) -> None:
-        """Drop everything from now on, without a carrier change."""
-
-    def set_carrier(self, name: str, up: bool) -> None:
-        """Cut or restore, with a carrier change."""
-
-
-class CarrierDelay:
-    """A model of carrier detection: cuts act at once, but switches see them only after a delay.
-
-    Call `apply_due` at `due_s` or later; there are no threads. If a link is restored before its cut was seen, the
-    cut is never seen, though packets were lost. If it is cut again before its restoration was seen, it stays down.
-
-    Args:
-        links: The operations on the links.
-        down_s: Seconds until a cut is seen.
-        up_s: Seconds until a restoration is seen.
-        clock: The clock, in seconds.
-    """
-
-    def __init__(
-        self, links: CarrierControl, down_s: float, up_s: float, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._links = links
-        self._delay_s = {False: down_s, True: up_s}
-        self._clock = clock
-        self._down: set[str] = set()  # as the switches see it
-        self._due: dict[str, tuple[float, bool]] = {}  # name -> (time when it is seen, whether it is then up)
-
-    @property
-    def due_s(self) -> float | None:
-        """The time of the next visible change; None if none is pending."""
-        return min((due_s for due_s, _ in self._due.values()), default=None)
-
-    def is_down(self, name: str) -> bool:
-        """Return whether the switches see a link down, or have a pending change for it."""
-        return name in self._down or name in self._due
-
-    def cut(self, names: Iterable[str], after_s: float | None = None) -> None:
-        """Cut links now; switches see it after the usual delay, or after `after_s` seconds."""
-        delay_s = self._delay_s[False] if after_s is None else after_s
-        # A restored link that is still seen as down just stays down.
-        fresh = [name for name in names if self._due.pop(name, None) is None and name not in self._down]
-        if delay_s and fresh:
-            for name in fresh:
-                self._due[name] = self._clock() + delay_s, False
-            self._links.blackhole(fresh)
-        else:
-            for name in fresh:
-                self._show(name, up=False)
-
-    def restore(self, names: Iterable[str]) -> None:
-        """Restore links; where the cut was seen, traffic resumes only when the restoration is seen, too."""
-        for name in names:
-            if self._due.pop(name, None) is not None:
-                self._links.set_carrier(name, up=True)
-            elif name in self._down and self._delay_s[True]:
-                self._due[name] = self._clock() + self._delay_s[True], True
-            elif name in self._down:
-                self._show(name, up=True)
-
-    def _show(self, name: str, up: bool) -> None:
-        self._links.set_carrier(name, up)
-        (self._down.discard if up else self._down.add)(name)
-
-    def apply_due(self) -> None:
-        """Let the switches see every carrier change that is due."""
-        for name, (due_s, up) in sorted(self._due.items(), key=lambda item: item[1][0]):
-            if due_s <= self._clock():
-                del self._due[name]
-                self._show(name, up)
-
-    def flush(self) -> None:
-        """Let the switches see all pending changes now."""
-        for name, (_, up) in self._due.items():
-            self._show(name, up)
-        self._due.clear()
 
 
 class HostNics:

@@ -9,7 +9,6 @@ import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from types import TracebackType
 from typing import Any
 
 from testbed.net.controller import ControllerError, ControllerProcess, Flow, PolicyChoice, View, compute
@@ -132,9 +131,7 @@ class Fabric:
         self.up()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *reason: object) -> None:
         self.down()
 
     def up(self) -> None:
@@ -255,12 +252,10 @@ class Fabric:
         hosts = [(host.name, namespace_setup.host_setup(plan, host)) for host in self.topology.hosts]
         namespace_setup.edge_setup(plan).apply(None)
         namespace_setup.wan_setup(plan).apply(pids[planning.WAN_NODE])
-        assert self.placement is not None
-        here = self.placement.here
         for name, setup in hosts:
-            if (operations := self._operations(name)) is not here:
-                operations.apply(setup, pids[name])
-        local = [(name, setup) for name, setup in (*probes, *hosts) if self._operations(name) is here]
+            if machine := self.machine_of(name):
+                machine.apply(setup, pids[name])
+        local = [(name, setup) for name, setup in (*probes, *hosts) if not self.machine_of(name)]
         if os.cpu_count() == 1:  # as in a guest, where threads do not help
             for name, setup in local:
                 setup.apply(pids[name])
@@ -345,15 +340,11 @@ class Fabric:
 
     def failure(self) -> str | None:
         """Return a message if a part of the fabric has failed; None otherwise. A dead controller is restarted first."""
-        if self.engine is not None and (words := self.engine.failure()):
+        if self.engine and (words := self.engine.failure()):
             return words
-        if (
-            self.controller is not None
-            and not self.controller.restart()
-            and (words := self.controller.failure())
-        ):
+        if self.controller and not self.controller.restart() and (words := self.controller.failure()):
             return f"the controller: {words}"
-        if self.placement is not None and (words := self.placement.failure()):
+        if self.placement and (words := self.placement.failure()):
             return words
         for name, pid in self.state.pids.items():
             if process_start_ticks(pid) is None:
@@ -365,22 +356,21 @@ class Fabric:
         if self._state is None:
             return
         with defer_signals():
-            if self._watch is not None:
+            if self._watch:
                 self._watch.close()
-                self._watch = None
-            if self.engine is not None:
+            if self.engine:
                 self.engine.stop()
-            if self.controller is not None:
+            if self.controller:
                 self.controller.stop()
-            if self.net is not None:
-                # Mininet's shells end only by SIGHUP; their namespaces end with them.
-                for node in (*self.net.hosts, *self.net.switches):
-                    with contextlib.suppress(OSError):
-                        node.terminate()
-            if self.placement is not None:
+            # Mininet's shells end only by SIGHUP; their namespaces end with them.
+            for node in (*self.net.hosts, *self.net.switches) if self.net else ():
+                with contextlib.suppress(OSError):
+                    node.terminate()
+            if self.placement:
                 self.placement.stop()
             clean(self._state)
-            self._state = self._plan = self.net = self.engine = self.controller = self.placement = None
+            self._state = self._plan = self._watch = None
+            self.net = self.engine = self.controller = self.placement = None
 
 
 def _mismatch(check: Callable[[], None]) -> str | None:
