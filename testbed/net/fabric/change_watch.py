@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 from testbed.net.fabric.assembly import MachinePlacement
 from testbed.net.fabric.bridges import NIC
-from testbed.net.fabric.fingerprint import EVERYTHING, WatchedNamespace
+from testbed.net.fabric.fingerprint import EVERYTHING
 from testbed.net.fabric.namespaces import MachineOperations
 from testbed.net.fabric.open_vswitch import EdgeTable
 from testbed.net.fabric.plan import WAN_NODE, Plan
-from testbed.net.fabric.verify import ROOT_NAME, namespace_settings
+from testbed.net.fabric.verify import ROOT_NAME, NamespaceSettings, namespace_settings
 from testbed.net.links import LinkError
 from testbed.net.links.ingress import ingress_device
 
@@ -50,11 +50,9 @@ class ChangeWatch:
     ) -> None:
         plan = placement.plan
         self.changes: list[Change] = []
-        watched: dict[MachineOperations, list[WatchedNamespace]] = {placement.here: []}
+        watched: dict[MachineOperations, list[NamespaceSettings]] = {placement.here: []}
         for settings in namespace_settings(plan, pids):
-            has_sockets = settings.interfaces == (NIC,) or settings.pid is None
-            namespace = WatchedNamespace(settings.name, settings.pid, settings.interfaces, has_sockets)
-            watched.setdefault(placement.operations(settings.name), []).append(namespace)
+            watched.setdefault(placement.operations(settings.name), []).append(settings)
         excluded = excluded_interfaces(plan, links, switches, cards)
         self._machines = list(watched)
         self._tables: list[EdgeTable] = []

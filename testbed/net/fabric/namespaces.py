@@ -13,7 +13,7 @@ from typing import Any
 from pyroute2 import IPRoute
 
 from testbed.net.errors import FabricError
-from testbed.net.fabric.fingerprint import Fingerprint, WatchedNamespace
+from testbed.net.fabric.fingerprint import Fingerprint
 from testbed.net.fabric.verify import NamespaceSettings, verify, verify_offloads
 from testbed.net.links.interfaces import NodeCounts, read_interfaces, read_node_counts
 from testbed.net.links.netlink import Netlink
@@ -121,7 +121,7 @@ class MachineOperations:
         """Read the counters of all interfaces in the namespace of process `pid`, and optionally of its protocols."""
         return read_node_counts(pid, protocols)
 
-    def watch(self, watched: Sequence[WatchedNamespace], excluded: Sequence[tuple[str, str]]) -> None:
+    def watch(self, watched: Sequence[NamespaceSettings], excluded: Sequence[tuple[str, str]]) -> None:
         """Start watching these namespaces, in place of any earlier ones; see `Fingerprint`."""
         if self._fingerprint is not None:
             self._fingerprint.close()

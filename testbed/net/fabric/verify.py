@@ -53,6 +53,11 @@ class NamespaceSettings:
     ingress_delays: Mapping[str, IngressDelay] = field(default_factory=dict)
     engine_disciplines: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
+    @property
+    def has_sockets(self) -> bool:
+        """Whether it has connections, so that its kernel parameters are also compared by value."""
+        return self.pid is None or self.interfaces == (NIC,)
+
 
 def namespace_settings(plan: Plan, pids: Mapping[str, int]) -> Iterator[NamespaceSettings]:
     """Yield the expected settings of every namespace of a fabric."""

@@ -80,6 +80,7 @@ class Paths:
         self.topology, self._all_hold = topology, link_engine == NETEM
         self._next = View(topology).next_hops
         self._cables = {(cable.a[0], cable.b[0]): cable for cable in cables(topology)}
+        self._hosts = {host.name for host in topology.hosts}
         self._buildings = {building.name: building for building in topology.buildings}
         self._wan: dict[tuple[str, str], list[Direction]] = {}
         for link in topology.wan:
@@ -109,16 +110,14 @@ class Paths:
         """Return the hops within buildings: up from the first host, and down to the second."""
         up, down = self.nodes(one, other)
         stays = one.building == other.building
-        upward, downward = [], []
-        for n, (below, above) in enumerate(itertools.pairwise(up)):
-            name = f"{below} to {above}" if n else f"{one.name} sending"
-            upward.append(self._hop(name, below, above, up=True, stays=stays))
-        for n, (below, above) in enumerate(itertools.pairwise(down)):
-            name = f"{above} to {below}" if n else f"{other.name} receiving"
-            downward.append(self._hop(name, below, above, up=False, stays=stays))
+        upward = [self._hop(*ends, up=True, stays=stays) for ends in itertools.pairwise(up)]
+        downward = [self._hop(*ends, up=False, stays=stays) for ends in itertools.pairwise(down)]
         return upward, downward[::-1]
 
-    def _hop(self, name: str, below: str, above: str, *, up: bool, stays: bool) -> Hop:
+    def _hop(self, below: str, above: str, *, up: bool, stays: bool) -> Hop:
+        name = f"{below} to {above}" if up else f"{above} to {below}"
+        if below in self._hosts:
+            name = f"{below} sending" if up else f"{below} receiving"
         cable = self._cables[below, above]
         assert cable.direction is not None
         network = cable.cut_through_b if up else cable.cut_through_a
