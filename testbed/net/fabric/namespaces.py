@@ -23,19 +23,6 @@ from testbed.processes import close_pipes, wait_or_kill
 
 VXLAN_PORT = 4789
 STOP_TIMEOUT_S = 5.0
-AGENT_OPERATIONS = (
-    "veth",
-    "tunnel",
-    "apply",
-    "verify",
-    "verify_offloads",
-    "frames",
-    "counts",
-    "watch",
-    "look",
-    "take",
-)
-"""The operations that the agent of a remote machine carries out with the same arguments."""
 
 
 class MachineOperations:

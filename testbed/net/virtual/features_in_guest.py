@@ -37,7 +37,18 @@ QDISCS = {
 }
 SLEEP_TOLERANCE_NS = 5_000
 CONGESTION_CONTROLS = ("reno", "cubic", "bbr", "dctcp")
-LINKS = ("dummy", "ifb", "veth", "bridge", "macvlan", "vlan", "vxlan", "bond", "vrf", "tun")
+LINKS = {
+    "dummy": "link add try0 type dummy",
+    "ifb": "link add try0 type ifb",
+    "veth": "link add try0 type veth",
+    "bridge": "link add try0 type bridge",
+    "macvlan": "link add link d0 try0 type macvlan",
+    "vlan": "link add link d0 try0 type vlan id 5",
+    "vxlan": "link add try0 type vxlan id 5 dev d0 dstport 4789",
+    "bond": "link add try0 type bond",
+    "vrf": "link add try0 type vrf table 10",
+    "tun": "tuntap add try0 mode tap",
+}
 FILTERS = ("matchall", "u32 match u32 0 0", "flower", "basic")
 ACTIONS = ("mirred egress redirect dev lo", "police rate 1mbit burst 10k", "skbedit priority 1", "gact drop")
 
@@ -55,23 +66,6 @@ def run_commands(*commands: str) -> str:
         if done.returncode != 0:
             return done.stderr.strip() or f"status {done.returncode}"
     return ""
-
-
-def try_link(kind: str) -> str:
-    """Create and remove a network device."""
-    add = {
-        "macvlan": "link add link d0 try0 type macvlan",
-        "vlan": "link add link d0 try0 type vlan id 5",
-        "vxlan": "link add try0 type vxlan id 5 dev d0 dstport 4789",
-        "vrf": "link add try0 type vrf table 10",
-        "tun": "tuntap add try0 mode tap",
-    }.get(kind, f"link add try0 type {kind}")
-    return run_commands(f"ip {add}", "ip link del try0")
-
-
-def try_qdisc(kind: str, options: str) -> str:
-    """Add a qdisc to a device and remove it."""
-    return run_commands(f"tc qdisc add dev d0 root {kind} {options}", "tc qdisc del dev d0 root")
 
 
 def try_filter(words: str, action: str) -> str:
@@ -105,11 +99,6 @@ def try_mptcp() -> str:
     except OSError as error:
         return str(error)
     return ""
-
-
-def try_namespaces() -> str:
-    """Create network, mount and PID namespaces."""
-    return run_commands("unshare --net --mount --pid --fork true")
 
 
 def try_open_vswitch() -> str:
@@ -180,12 +169,16 @@ def main() -> None:
     ctypes.CDLL(None).prctl(29, 1)
     with open("/proc/sys/net/ipv4/tcp_available_congestion_control") as file:
         available = file.read().split()
-    found = {"virtual clock": try_clock(), "namespaces": try_namespaces(), "no way out": try_isolation()}
-    found["dummy"] = run_commands("ip link add d0 type dummy", "ip link set d0 up")
-    for kind in LINKS:
-        found[kind] = try_link(kind)
+    found = {
+        "virtual clock": try_clock(),
+        "namespaces": run_commands("unshare --net --mount --pid --fork true"),
+        "no way out": try_isolation(),
+        "dummy": run_commands("ip link add d0 type dummy", "ip link set d0 up"),
+    }
+    for kind, words in LINKS.items():
+        found[kind] = run_commands(f"ip {words}", "ip link del try0")
     for kind, options in QDISCS.items():
-        found[kind] = try_qdisc(kind, options)
+        found[kind] = run_commands(f"tc qdisc add dev d0 root {kind} {options}", "tc qdisc del dev d0 root")
     found["ingress"] = run_commands("tc qdisc add dev d0 ingress")
     for words in FILTERS:
         found[words.split()[0]] = try_filter(words, ACTIONS[0])
