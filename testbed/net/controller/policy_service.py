@@ -274,9 +274,9 @@ class _PolicyState:
             choice = PolicyChoice(request["name"], request.get("options") or {}, request.get("replan"))
         view = self.view
         if request.get("flows") is not None:
-            view = view.declaring([Flow(**flow) for flow in request["flows"]])
+            view = replace(view, flows=[Flow(**flow) for flow in request["flows"]])
         replans = choice.make().replan
-        view = view.without(down if replans else ())
+        view = replace(view, down=down if replans else ())
         compiled = compute(choice, view, self.edges)
         return replace(self, choice=choice, view=view, compiled=compiled, policy_replans=replans)
 

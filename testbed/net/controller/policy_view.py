@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -85,6 +85,7 @@ class Flow:
         return f"{self.source} to {self.destination} channel {self.channel}"
 
 
+@dataclass(eq=False)
 class View:
     """A network as policies see it.
 
@@ -95,17 +96,13 @@ class View:
         seed: The seed of all random choices.
     """
 
-    def __init__(
-        self,
-        topology: Topology,
-        flows: Sequence[Flow] = (),
-        down: Iterable[str] = (),
-        seed: int = 0,
-    ) -> None:
-        self.topology = topology
-        self.flows = tuple(flows)
-        self.down = frozenset(down)
-        self.seed = seed
+    topology: Topology
+    flows: Sequence[Flow] = ()
+    down: Collection[str] = ()
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        self.flows, self.down = tuple(self.flows), frozenset(self.down)
 
     @cached_property
     def buildings(self) -> list[str]:
@@ -223,14 +220,6 @@ class View:
             for there in self.buildings:
                 if here != there and there not in self.next_hops[here]:
                     raise NoPathError(f"topology {self.topology.name}: no path from {here} to {there}")
-
-    def without(self, down: Iterable[str]) -> View:
-        """Return a copy of the view with these links down."""
-        return View(self.topology, self.flows, down, self.seed)
-
-    def declaring(self, flows: Sequence[Flow]) -> View:
-        """Return a copy of the view with other declared traffic."""
-        return View(self.topology, flows, self.down, self.seed)
 
 
 def _distances(costs: Mapping[str, Mapping[str, int]], destination: str) -> dict[str, int]:

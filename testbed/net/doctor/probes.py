@@ -37,6 +37,7 @@ from testbed.net.virtual.kernel_image import KernelImage, find_image
 
 PROGRAMS = ("ip", "tc", "bridge", "ethtool", "sysctl", "nsenter", "unshare")
 RDMA_PROGRAMS = ("ibv_devices", "ibv_rc_pingpong", "rping", "rdma")
+KERNEL_PARTS = ("network namespaces", "veth", "kernel bridge", "HTB", "netem")
 TOOLS = ("ping", "iperf3", "tcpdump")
 IMPORT_OS_KEN = (
     "import os_ken.base.app_manager, os_ken.ofproto.ofproto_v1_3_parser;"
@@ -60,25 +61,24 @@ def probe_all() -> list[Capability]:
         text=True,
     )
     try:
-        return [
-            *_probe_safely(["root"], _root),
-            *_probe_safely(["programs", "measuring tools"], _programs),
-            *_probe_safely(["mnexec"], _mnexec),
-            *_probe_safely(["network namespaces", "veth", "kernel bridge", "HTB", "netem"], _kernel),
-            *_probe_safely(["packet sockets"], _packet_sockets),
-            *_probe_safely(["Open vSwitch", "system datapath", "netdev datapath"], _open_vswitch),
-            *_probe_safely(["os-ken"], lambda: [_os_ken(importing)]),
-            *_probe_safely(["Ryu"], _ryu),
-            *_probe_safely(["congestion controls"], _congestion_controls),
-            *_probe_safely(["MPTCP"], _mptcp),
-            *_probe_safely(
-                ["cgroups"], lambda: [capabilities.cgroups(Path("/proc/self/mounts").read_text())]
-            ),
-            *_probe_safely(["cores", "free memory"], _size),
-            *_probe_safely(["clock"], _clock),
-            *_probe_safely(["virtual clock"], _virtual_clock),
-            *_probe_safely(["RDMA"], _rdma),
+        probes: list[tuple[Probe, Sequence[str]]] = [
+            (_root, ["root"]),
+            (_programs, ["programs", "measuring tools"]),
+            (_mnexec, ["mnexec"]),
+            (_kernel, KERNEL_PARTS),
+            (_packet_sockets, ["packet sockets"]),
+            (_open_vswitch, ["Open vSwitch", "system datapath", "netdev datapath"]),
+            (lambda: [_os_ken(importing)], ["os-ken"]),
+            (_ryu, ["Ryu"]),
+            (_congestion_controls, ["congestion controls"]),
+            (_mptcp, ["MPTCP"]),
+            (lambda: [capabilities.cgroups(Path("/proc/self/mounts").read_text())], ["cgroups"]),
+            (_size, ["cores", "free memory"]),
+            (_clock, ["clock"]),
+            (_virtual_clock, ["virtual clock"]),
+            (_rdma, ["RDMA"]),
         ]
+        return [found for probe, names in probes for found in _probe_safely(names, probe)]
     finally:
         importing.kill()
         importing.communicate()
@@ -118,15 +118,15 @@ def _mnexec() -> list[Capability]:
 
 
 def _kernel() -> list[Capability]:
-    names = ("network namespaces", "veth", "kernel bridge", "HTB", "netem")
     if not _is_root():
-        return [capabilities.untried_without_root(name) for name in names]
+        return [capabilities.untried_without_root(name) for name in KERNEL_PARTS]
+    namespaces, *others = KERNEL_PARTS
     try:
         with empty_network_namespace():
-            return [Capability(names[0], True, "created and removed"), *_in_namespace()]
+            return [Capability(namespaces, True, "created and removed"), *_in_namespace()]
     except OSError as error:
-        refused = capabilities.attempt(names[0], Outcome(1, message=str(error.strerror)))
-        return [refused, *(Capability(name, None, "no namespace to try it in") for name in names[1:])]
+        refused = capabilities.attempt(namespaces, Outcome(1, message=str(error.strerror)))
+        return [refused, *(Capability(name, None, "no namespace to try it in") for name in others)]
 
 
 def _in_namespace() -> list[Capability]:

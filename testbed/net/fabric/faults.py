@@ -12,7 +12,7 @@ from testbed.net.errors import LinkError
 from testbed.net.fabric.bridges import Cable, End, nic_cables, with_host_queue
 from testbed.net.fabric.network import Fabric
 from testbed.net.fabric.plan import Plan
-from testbed.net.links.ingress import IngressDelay, ingress_change_commands, verify_ingress_delays
+from testbed.net.links.ingress import ingress_change_commands, verify_ingress_delays
 from testbed.net.links.interfaces import read_interfaces, read_qdiscs, set_interfaces_up
 from testbed.net.links.netlink import Netlink
 from testbed.net.links.netns import network_namespace
@@ -129,7 +129,8 @@ class Faults(CarrierDelay):
 
     def __init__(self, fabric: Fabric) -> None:
         super().__init__(fabric.control.carrier_down_s, fabric.control.carrier_up_s)
-        self._fabric = fabric
+        assert fabric.engine is not None
+        self._fabric, self._engine = fabric, fabric.engine
         self._healthy = fabric.requested_directions()
         self._nics = HostNics(fabric.plan, fabric.pids)
         self.condition = HEALTHY
@@ -137,14 +138,13 @@ class Faults(CarrierDelay):
     def apply(self, wanted: Condition) -> None:
         """Apply a condition, settings first, and read it back; LinkError on failure."""
         fabric, former = self._fabric, self.condition
-        assert fabric.engine is not None
         directions = {
             key: replace(wanted.changed.get(key, healthy), classes=healthy.classes)
             for key, healthy in self._healthy.items()
             if wanted.changed.get(key) != former.changed.get(key)
         }
         if directions:
-            fabric.engine.change(directions)
+            self._engine.change(directions)
         self._nics.change({key: asked for key, asked in wanted.changed.items() if key not in self._healthy})
         self.condition = wanted  # `set_carrier` uses it
         before, after = self._cut(former), self._cut(wanted)
@@ -157,7 +157,7 @@ class Faults(CarrierDelay):
         self.blackhole(sorted(wanted.links_dark - former.links_dark - after))
         for link in sorted(former.links_dark - wanted.links_dark - before - after):
             if not self.is_down(link):
-                fabric.engine.set_carrier(link, True)
+                self._engine.set_carrier(link, True)
         for switch in sorted((wanted.switches_down ^ former.switches_down) - self._edges):
             self.set_carrier(switch, up=switch not in wanted.switches_down)
         for host in sorted(wanted.cards_down ^ former.cards_down):
@@ -176,9 +176,8 @@ class Faults(CarrierDelay):
 
     def blackhole(self, names: Collection[str]) -> None:
         """Drop everything on links without a carrier change; edges are skipped, since their links are cut too."""
-        assert self._fabric.engine is not None
         if links := [name for name in names if name not in self._edges]:
-            self._fabric.engine.blackhole(links)
+            self._engine.blackhole(links)
 
     def set_carrier(self, name: str, up: bool) -> None:
         """Set the carrier of a link, or of all ports of a switch.
@@ -186,11 +185,10 @@ class Faults(CarrierDelay):
         A link that comes up stays dark if it should be. A switch port stays down if the host's NIC is down.
         """
         fabric = self._fabric
-        assert fabric.engine is not None
         if name not in fabric.topology.switches:
-            fabric.engine.set_carrier(name, up)
+            self._engine.set_carrier(name, up)
             if up and name in self.condition.links_dark:
-                fabric.engine.blackhole([name])
+                self._engine.blackhole([name])
             return
         node, interfaces = fabric.plan.switch_ports(name)
         if up:
@@ -202,8 +200,7 @@ class Faults(CarrierDelay):
         """Set the carrier of a host's NIC and of its switch port."""
         cable = self._nics.cables[host]
         if cable.needs_engine:
-            assert self._fabric.engine is not None
-            self._fabric.engine.set_carrier(cable.name, up)
+            self._engine.set_carrier(cable.name, up)
         elif cable.b[0] not in self.condition.switches_down:
             set_interfaces_up(self._fabric.pids[cable.b[0]], [cable.b[1]], up)
 
@@ -252,23 +249,18 @@ class HostNics:
                 f"{cable.name}: this link engine supports no delay or loss on a NIC without a delay"
             )
         if usual is not None:
-            delays = [_changed_delay(usual, direction) for direction in (wanted, now)]
+            delays = [
+                replace(usual, rate_bps=own.rate_bps, delay_s=own.delay_s, loss=own.loss)
+                for own in (wanted, now)
+            ]
             setups[receiver[0]].tc += ingress_change_commands(receiver[1], *delays)
         for node, setup in setups.items():
             setup.apply(self._pids[node])
-        self._verify(sender, shapes[0])
+        with network_namespace(self._pids[sender[0]]), Netlink() as netlink:
+            (index,) = (link.index for link in read_interfaces(netlink) if link.name == sender[1])
+            found = [one for one in read_qdiscs(netlink) if one.index == index]
+            verify_shapes(netlink, {sender[1]: shapes[0]}, mtu, {sender[1]: (index, found)})
         if usual is not None:
             with network_namespace(self._pids[receiver[0]]), Netlink() as netlink:
                 names = {link.index: link.name for link in read_interfaces(netlink)}
                 verify_ingress_delays(netlink, {receiver[1]: delays[0]}, names, read_qdiscs(netlink))
-
-    def _verify(self, sender: End, shape: Shape) -> None:
-        with network_namespace(self._pids[sender[0]]), Netlink() as netlink:
-            indexes = {link.name: link.index for link in read_interfaces(netlink)}
-            found = [one for one in read_qdiscs(netlink) if one.index == indexes[sender[1]]]
-            on = {sender[1]: (indexes[sender[1]], found)}
-            verify_shapes(netlink, {sender[1]: shape}, self._plan.topology.mtu, on)
-
-
-def _changed_delay(usual: IngressDelay, direction: Direction) -> IngressDelay:
-    return replace(usual, rate_bps=direction.rate_bps, delay_s=direction.delay_s, loss=direction.loss)

@@ -51,6 +51,7 @@ CONTROLLER_TIMEOUT_S = 30.0
 PARALLEL_SETUPS = 4
 
 
+@dataclasses.dataclass(kw_only=True, eq=False)
 class Fabric:
     """A running network. Use it as a context manager, or call `up` and `down`.
 
@@ -72,42 +73,28 @@ class Fabric:
         events: Called with each event of the controller.
     """
 
-    def __init__(
-        self,
-        topology: Topology,
-        *,
-        policy: PolicyChoice | str = "shortest",
-        flows: Sequence[Flow] = (),
-        multipath: planning.Multipath | None = None,
-        link_engine: str = "userspace",
-        datapath: str = "netdev",
-        scale: Scale = UNSCALED,
-        seed: int = 1,
-        control: Control = INSTANT,
-        machines: Sequence[str] = (),
-        rdma: bool = False,
-        progress: Callable[[str], None] = lambda line: None,
-        events: Callable[[Mapping[str, Any]], None] = lambda event: None,
-    ) -> None:
-        self.topology = topology
-        self.policy = PolicyChoice(policy) if isinstance(policy, str) else policy
-        self.flows = tuple(flows)
-        self.multipath = multipath
-        self.link_engine = link_engine
-        self.datapath = datapath
-        self.scale = scale
-        self.seed = seed
-        self.control = control
-        self._progress = progress
-        self._events = events
+    topology: Topology = dataclasses.field(kw_only=False)
+    policy: PolicyChoice | str = "shortest"
+    flows: Sequence[Flow] = ()
+    multipath: planning.Multipath | None = None
+    link_engine: str = "userspace"
+    datapath: str = "netdev"
+    scale: Scale = UNSCALED
+    seed: int = 1
+    control: Control = INSTANT
+    machines: Sequence[str] = ()
+    rdma: bool = False
+    progress: Callable[[str], None] = lambda line: None
+    events: Callable[[Mapping[str, Any]], None] = lambda event: None
+
+    def __post_init__(self) -> None:
+        self._choice = PolicyChoice(self.policy) if isinstance(self.policy, str) else self.policy
         self._classes: tuple[QueueClass, ...] = ()
         self._state: FabricState | None = None
         self._plan: planning.Plan | None = None
         self.net: Any = None
         self.engine: LinkEngine | None = None
         self.controller: ControllerProcess | None = None
-        self.machines = tuple(machines)
-        self.rdma = rdma
         self.placement: MachinePlacement | None = None
         self._watch: ChangeWatch | None = None
         self.tunnels: list[TunnelMeasurement] = []
@@ -174,16 +161,16 @@ class Fabric:
             **describe(plan),
             "link_engine": self.link_engine,
             "datapath": self.datapath,
-            "policy": self.policy.name,
+            "policy": self._choice.name,
             "seed": self.seed,
             "scale": dataclasses.asdict(self.scale),
         }
         state.save()
         self.placement = placement = MachinePlacement(plan, self.machines)
-        self._progress(f"starting the controller with policy {self.policy.name.rpartition(':')[2]}")
+        self.progress(f"starting the controller with policy {self._choice.name.rpartition(':')[2]}")
         self.controller = self._start_controller()
         hosts, buildings = len(plan.topology.hosts), len(plan.topology.populated)
-        self._progress(f"building {hosts} hosts in {buildings} buildings")
+        self.progress(f"building {hosts} hosts in {buildings} buildings")
         controller = f"tcp:127.0.0.1:{self.controller.port}"
         self.net = assemble(placement, self.datapath, controller, state.folder)
         self.pids = {node.name: node.pid for node in (*self.net.hosts, *self.net.switches)}
@@ -195,19 +182,19 @@ class Fabric:
         state.save()
         if placement.machines:
             names = ", ".join(machine.name for machine in placement.machines)
-            self._progress(f"measuring the tunnels to {names}")
+            self.progress(f"measuring the tunnels to {names}")
             self.tunnels = placement.measure_tunnels(self.pids)
         self._configure()
         with large_receive_buffers(STATE_ROOT):
             self.net.start()
         # Start the engine after the switches: Open vSwitch removes the qdiscs of ports that it adds.
-        self._progress(f"starting the {self.link_engine} link engine on {len(plan.topology.wan)} WAN links")
+        self.progress(f"starting the {self.link_engine} link engine on {len(plan.topology.wan)} WAN links")
         self.engine = engine_of(self.state)  # before its start, so that `down` also stops a failed one
         self.engine.start()
         self.controller.wait_ready(CONTROLLER_TIMEOUT_S)
         self._verify()
         self._verify_offloads()
-        self._progress("testing TCP across every WAN link")
+        self.progress("testing TCP across every WAN link")
         check_transfers(plan, state.pids)
         self.engine.compensate(measure_path_excess(plan, state.pids), far_end_macs(plan))
         api = self.controller.api
@@ -217,12 +204,12 @@ class Fabric:
 
     def _start_controller(self) -> ControllerProcess:
         edges = self.plan.edge_ports()
-        compiled = compute(self.policy, View(self.topology, self.flows, seed=self.seed), edges)
+        compiled = compute(self._choice, View(self.topology, self.flows, seed=self.seed), edges)
         self._classes = compiled.classes
         snapshot = snapshot_of(
-            self.topology, edges, dataclasses.asdict(self.policy), self.flows, self.seed, self.control
+            self.topology, edges, dataclasses.asdict(self._choice), self.flows, self.seed, self.control
         )
-        controller = ControllerProcess(compiled.rules, snapshot=snapshot, log=self._events)
+        controller = ControllerProcess(compiled.rules, snapshot=snapshot, log=self.events)
         controller.start()
         return controller
 

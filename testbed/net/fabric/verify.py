@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +14,7 @@ from testbed.net.fabric.namespace_setup import buffer_sysctls
 from testbed.net.fabric.plan import Plan
 from testbed.net.links import SettingMismatch, network_namespace
 from testbed.net.links.ingress import CUT_THROUGH_DEVICE, IngressDelay, ingress_device, verify_ingress_delays
-from testbed.net.links.interfaces import Interface, Qdisc, read_interfaces, read_qdiscs, read_route_rto_min_ms
+from testbed.net.links.interfaces import Qdisc, read_interfaces, read_qdiscs, read_route_rto_min_ms
 from testbed.net.links.netlink import Netlink
 from testbed.net.links.setup import MAX_GSO_SEGMENTS, enabled_offloads, read_sysctl, supported_sysctls
 from testbed.net.links.shaping import Shape, qdisc_kinds
@@ -62,9 +63,9 @@ class NamespaceSettings:
 def namespace_settings(plan: Plan, pids: Mapping[str, int]) -> Iterator[NamespaceSettings]:
     """Yield the expected settings of every namespace of a fabric."""
     engine_disciplines = _engine_disciplines(plan)
-    shapes: dict[str, dict[str, Shape]] = {}
+    shapes: dict[str, dict[str, Shape]] = defaultdict(dict)
     for (node, interface), shape in plan.shapes.items():
-        shapes.setdefault(node, {})[interface] = shape
+        shapes[node][interface] = shape
 
     def expected(node: str | None, interfaces: Iterable[str], **more: Any) -> NamespaceSettings:
         name = ROOT_NAME if node is None else node
@@ -73,9 +74,9 @@ def namespace_settings(plan: Plan, pids: Mapping[str, int]) -> Iterator[Namespac
             None if node is None else pids[node],
             tuple(interfaces),
             plan.topology.mtu,
-            shapes.get(name, {}),
+            shapes[name],
             ingress_delays=plan.ingress_delays_of(name),
-            engine_disciplines=engine_disciplines.get(node, {}),
+            engine_disciplines=engine_disciplines[node],
             **more,
         )
 
@@ -95,17 +96,17 @@ def namespace_settings(plan: Plan, pids: Mapping[str, int]) -> Iterator[Namespac
 
 def _engine_disciplines(plan: Plan) -> dict[str | None, dict[str, list[str]]]:
     """Return the kinds of qdiscs that the link engine adds, by namespace and interface."""
-    found: dict[str | None, dict[str, list[str]]] = {}
+    found: dict[str | None, dict[str, list[str]]] = defaultdict(dict)
     if plan.link_engine != "netem":
         return found
-    wan = found.setdefault(planning.WAN_NODE, {CUT_THROUGH_DEVICE: ["netem"]})
+    wan = found[planning.WAN_NODE] = {CUT_THROUGH_DEVICE: ["netem"]}
     for wire in plan.wires():
         for inner, node, outer, direction in (
             (wire.inner_a, wire.node_a, wire.outer_a, wire.a_to_b),
             (wire.inner_b, wire.node_b, wire.outer_b, wire.b_to_a),
         ):
             wan |= {inner: ["ingress", "netem"], ingress_device(inner): ["netem"]}
-            found.setdefault(node, {})[outer] = sorted(qdisc_kinds(Shape.from_direction(direction)))
+            found[node][outer] = sorted(qdisc_kinds(Shape.from_direction(direction)))
     return found
 
 
@@ -113,26 +114,24 @@ def _verify_disciplines(
     settings: NamespaceSettings, names: Mapping[int, str], present: Iterable[Qdisc]
 ) -> None:
     """Check that interfaces have exactly the expected qdiscs."""
-    asked = {name: list(found) for name, found in settings.engine_disciplines.items()}
+    asked: dict[str, set[str]] = defaultdict(set)
+    for interface, own in settings.engine_disciplines.items():
+        asked[interface].update(own)
     for interface, shape in settings.shapes.items():
-        asked.setdefault(interface, []).extend(qdisc_kinds(shape))
+        asked[interface].update(qdisc_kinds(shape))
     for interface in settings.ingress_delays:
-        asked.setdefault(interface, []).append("ingress")
-        asked |= {ingress_device(interface): ["netem"], CUT_THROUGH_DEVICE: ["netem"]}
-    found: dict[str, set[str]] = {}
+        asked[interface].add("ingress")
+        asked |= {ingress_device(interface): {"netem"}, CUT_THROUGH_DEVICE: {"netem"}}
+    found: dict[str, set[str]] = defaultdict(set)
     for discipline in present:
-        found.setdefault(names.get(discipline.index, ""), set()).add(discipline.kind)
+        found[names.get(discipline.index, "")].add(discipline.kind)
     for name in names.values():
         if settings.pid is None and name not in settings.interfaces:
             continue  # an interface of the machine
-        kinds = found.get(name, set()) - _DEFAULT_KINDS
-        if kinds != set(asked.get(name, ())):
-            raise SettingMismatch(
-                f"{settings.name}: {name}",
-                "queueing disciplines",
-                ", ".join(sorted(asked.get(name, ()))) or "none",
-                ", ".join(sorted(kinds)) or "none",
-            )
+        kinds = found[name] - _DEFAULT_KINDS
+        if kinds != asked[name]:
+            shown = [", ".join(sorted(own)) or "none" for own in (asked[name], kinds)]
+            raise SettingMismatch(f"{settings.name}: {name}", "queueing disciplines", *shown)
 
 
 def verify_offloads(settings: NamespaceSettings) -> None:
@@ -156,10 +155,10 @@ def verify(settings: NamespaceSettings) -> None:
         links = {link.name: link for link in read_interfaces(netlink)}
         names = {link.index: name for name, link in links.items()}
         present = read_qdiscs(netlink)
-        on: dict[str, tuple[int, list[Qdisc]]] = {name: (link.index, []) for name, link in links.items()}
-        for discipline in present:
-            if discipline.index in names:
-                on[names[discipline.index]][1].append(discipline)
+        on = {
+            name: (link.index, [discipline for discipline in present if discipline.index == link.index])
+            for name, link in links.items()
+        }
         verify_shapes(netlink, settings.shapes, settings.mtu, on)
         verify_ingress_delays(netlink, settings.ingress_delays, names, present)
         _verify_disciplines(settings, names, present)
@@ -175,13 +174,7 @@ def verify(settings: NamespaceSettings) -> None:
             raise SettingMismatch(where, "mtu", settings.mtu, link and link.mtu)
         if link.gso_max_segs != MAX_GSO_SEGMENTS:
             raise SettingMismatch(where, "gso_max_segs", MAX_GSO_SEGMENTS, link.gso_max_segs)
-        if settings.bridge:
-            _verify_bridge_port(where, link)
-
-
-def _verify_bridge_port(where: str, link: Interface) -> None:
-    """Check that a bridge port neither learns nor floods."""
-    for flag, number in _MUST_BE_OFF.items():
-        found = link.bridge_port.get(number)
-        if found != b"\0":
-            raise SettingMismatch(where, flag, 0, found and found[0])
+        for flag, number in _MUST_BE_OFF.items() if settings.bridge else ():
+            state = link.bridge_port.get(number)
+            if state != b"\0":
+                raise SettingMismatch(where, flag, 0, state and state[0])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -78,25 +79,19 @@ class Paths:
 
     def __init__(self, topology: Topology, link_engine: str = NETEM) -> None:
         self.topology, self._all_hold = topology, link_engine == NETEM
-        self._next = View(topology).next_hops
+        self._view = View(topology)
         self._cables = {(cable.a[0], cable.b[0]): cable for cable in cables(topology)}
         self._hosts = {host.name for host in topology.hosts}
         self._buildings = {building.name: building for building in topology.buildings}
-        self._wan: dict[tuple[str, str], list[Direction]] = {}
-        for link in topology.wan:
-            self._wan.setdefault((link.a, link.b), []).append(link.a_to_b)
-            self._wan.setdefault((link.b, link.a), []).append(link.b_to_a)
+        self._wan: dict[tuple[str, str], list[Direction]] = defaultdict(list)
+        for here, there, direction in (way for link in topology.wan for way in link.directions):
+            self._wan[here, there].append(direction)
 
     def between(self, one: Host, other: Host) -> list[Hop]:
         """Return the hops from one host to another, in order."""
-        found = []
-        here, target = one.building, other.building
-        while here != target:
-            there = self._next[here][target]
-            found.append(Hop(f"WAN {here} to {there}", self._wan[here, there]))
-            here = there
+        route = itertools.pairwise(self._view.route(one.building, other.building))
         up, down = self.inside(one, other)
-        return [*up, *found, *down]
+        return [*up, *(Hop(f"WAN {here} to {there}", self._wan[here, there]) for here, there in route), *down]
 
     def nodes(self, one: Host, other: Host) -> tuple[list[str], list[str]]:
         """Return each host with the switches above it on the path, up to the core or the first common switch."""
