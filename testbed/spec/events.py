@@ -11,7 +11,7 @@ from pydantic import Field
 
 from testbed.errors import did_you_mean
 from testbed.spec.base_model import Finding, StrictModel, ValueFormat
-from testbed.spec.link_direction import DIRECTIONS
+from testbed.spec.link_direction import DIRECTIONS, LINK_PROPERTIES
 from testbed.spec.links import DirectionSpec
 from testbed.spec.units import format_duration
 from testbed.spec.value_types import (
@@ -142,7 +142,7 @@ class Disturbance(StrictModel):
     @property
     def changes(self) -> DirectionSpec | None:
         """New settings of the link or card."""
-        return self.settings if self.loss is None else DirectionSpec(loss=self.loss)
+        return self.settings if self.loss is None else DirectionSpec.model_validate({"loss": self.loss})
 
     def key_findings(self, where: str, action: str) -> Iterator[Finding]:
         """Check that the keys fit the action. `where`: the key that names the action."""
@@ -166,8 +166,8 @@ class Disturbance(StrictModel):
                 ("direction",), repr(self.direction), f"{', '.join(CARD_DIRECTIONS)} or both of a card"
             )
         if action == "nic_degrade" and self.settings is not None:
-            for name, info in DirectionSpec.model_fields.items():
-                key = info.alias or name
+            for name, declared in LINK_PROPERTIES.items():
+                key = declared.key
                 if getattr(self.settings, name) is not None and key not in CARD_SETTINGS:
                     yield Finding(("set", key), f"{key} of a card", f"one of: {', '.join(CARD_SETTINGS)}")
 

@@ -54,7 +54,7 @@ from testbed.net.links.shaping_readback import (
     read_shape,
     verify_classes,
 )
-from testbed.spec.link_direction import Direction, LossBursts
+from testbed.spec.link_direction import PACKET_FAULTS, Direction, LossBursts
 
 SMALLEST_FRAME_BYTES = 64
 TC_H_ROOT = 0xFFFFFFFF
@@ -183,9 +183,7 @@ class NetemEngine:
             words.append("loss gemodel " + " ".join(map(_percent, shares)))
         elif asked.loss:
             words.append(f"loss random {_percent(asked.loss)}")
-        for kind in ("duplicate", "corrupt", "reorder"):
-            if share := getattr(asked, kind):
-                words.append(f"{kind} {_percent(share)}")
+        words += [f"{kind} {_percent(share)}" for kind, share in asked.faults.items()]
         words.append(f"seed {self._seed_of(key)}")
         return " ".join(words)
 
@@ -381,6 +379,7 @@ def _direction(options: Mapping[str, Any], shape: Shape) -> Direction:
     def share(kind: str, name: str) -> float:
         return float(options.get(kind, {}).get(name, 0.0))
 
+    faults: dict[str, Any] = {kind: share(kind, kind) for kind in PACKET_FAULTS}
     return Direction(
         shape.rate_bps,
         float(delay.get("delay", 0.0)),
@@ -391,7 +390,5 @@ def _direction(options: Mapping[str, Any], shape: Shape) -> Direction:
         ecn_bytes=shape.ecn_bytes,
         jitter_correlation=float(delay.get("correlation", 0.0)),
         loss_bursts=LossBursts(bursts["p"], bursts["r"], bursts["1-h"], bursts["1-k"]) if bursts else None,
-        duplicate=share("duplicate", "duplicate"),
-        reorder=share("reorder", "reorder"),
-        corrupt=share("corrupt", "corrupt"),
+        **faults,
     )

@@ -35,6 +35,7 @@ from testbed.net.links.netlink import (
     encode_string,
     interface_indexes,
 )
+from testbed.spec.link_direction import PACKET_FAULTS
 
 _ADD = CREATE | EXCLUSIVE
 _UP = 1  # IFF_UP
@@ -59,7 +60,7 @@ _DISTRIBUTION_FOLDERS = ("usr/lib/tc", "usr/lib/*/tc", "usr/lib64/tc", "usr/shar
 _UINT32_MAX = 0xFFFFFFFF  # a higher rate needs a 64-bit attribute
 _MATCHALL_REDIRECT = ["matchall", "action", "mirred", "egress", "redirect"]
 _NEW_QDISC = {"add": _ADD, "replace": CREATE | REPLACE, "change": 0}
-_NETEM_OPTIONS = ["limit", "delay", "distribution", "loss", "duplicate", "corrupt", "reorder", "rate", "seed"]
+_NETEM_OPTIONS = ["limit", "delay", "distribution", "loss", *PACKET_FAULTS, "rate", "seed"]
 
 Words = Sequence[str]
 IndexLookup = Callable[[str], int]
@@ -225,9 +226,10 @@ def _netem(options: Mapping[str, Words]) -> bytes | None:
         parts.append(encode_attribute(2, _distribution(options["distribution"][0])))
     if "seed" in options:
         parts.append(encode_attribute(14, _WIDE.pack(int(options["seed"][0]))))
-    for number, name in ((3, "reorder"), (4, "corrupt")):
-        if name in options:
-            parts.append(encode_attribute(number, _NETEM_SHARE.pack(_share(options[name][0]), 0)))
+    for name, fault in PACKET_FAULTS.items():
+        if name in options and fault.netem_attribute is not None:
+            share = _NETEM_SHARE.pack(_share(options[name][0]), 0)
+            parts.append(encode_attribute(fault.netem_attribute, share))
     gap = 1 if "reorder" in options else 0
     duplicate = _share(options.get("duplicate", ["0%"])[0])
     head = _NETEM.pack(0, int(options["limit"][0]), lost[0], gap, duplicate, 0)
