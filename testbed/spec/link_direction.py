@@ -92,11 +92,13 @@ class PacketFault:
         netem_attribute: number of netem's attribute with probability and correlation (TCA_NETEM_...); None for a field
             of struct tc_netem_qopt.
         arrivals: how many packets more (or, if negative, fewer) reach a program for each affected one.
+        misdirects: whether an affected frame may have another address, at which nobody takes it.
     """
 
     noun: str
     netem_attribute: int | None = None
     arrivals: int = 0
+    misdirects: bool = False
 
 
 @dataclass(frozen=True)
@@ -213,7 +215,7 @@ class Direction:
             "corrupt",
             "share",
             "Share of packets with a flipped bit.",
-            fault=PacketFault("corruption", netem_attribute=4, arrivals=-1),
+            fault=PacketFault("corruption", netem_attribute=4, arrivals=-1, misdirects=True),
         ),
     )
     queue_bytes: int = field(
