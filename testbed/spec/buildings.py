@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, GetJsonSchemaHandler, SerializerFunctionWrapHandler, model_serializer
+from pydantic import GetJsonSchemaHandler, SerializerFunctionWrapHandler, model_serializer
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
@@ -121,36 +121,28 @@ class BuildingSpec(HardwareSpec):
 
     derived_fields = frozenset({"hosts", "nic"})
 
-    hosts: Annotated[int, integer(0, MAX_HOSTS_PER_BUILDING)] = Field(
-        description="Number of hosts, which are named after the building: east1, east2, ... Follows from `nodes` where "
-        "given. 0: a transit site, which only forwards; its only other key is `region`."
-    )
-    nic: NicSpec | None = Field(
-        default=None,
-        description="Network card of each host; required if there are hosts. With `nodes`: the PCIe lanes of a card.",
-    )
-    clos: ClosSpec | None = Field(
-        default=None, description="Tiers of switches; default: one non-blocking switch."
-    )
-    nodes: NodesSpec | None = Field(
-        default=None,
-        description="Inference nodes in place of `hosts` and `nic`. A node is a host and accelerator cards on a PCIe "
-        "switch, with a network card to the building's switch.",
-    )
+    hosts: Annotated[int, integer(0, MAX_HOSTS_PER_BUILDING)]
+    """Number of hosts, which are named after the building: east1, east2, ... Follows from `nodes` where given. 0: a
+    transit site, which only forwards; its only other key is `region`.
+    """
+    nic: NicSpec | None = None
+    """Network card of each host; required if there are hosts. With `nodes`: the PCIe lanes of a card."""
+    clos: ClosSpec | None = None
+    """Tiers of switches; default: one non-blocking switch."""
+    nodes: NodesSpec | None = None
+    """Inference nodes in place of `hosts` and `nic`. A node is a host and accelerator cards on a PCIe switch, with a
+    network card to the building's switch.
+    """
 
-    switching: Switching = Field(
-        default="store_and_forward",
-        description="store_and_forward: switches receive all of a frame before they send it on. cut_through: they send "
-        "it while it still arrives; this applies to frames that stay in the building, from ports no slower than the "
-        "switch's fastest. The edge between building and WAN always stores and forwards.",
-    )
-    region: Name | None = Field(
-        default=None,
-        description="Name shared by buildings that are near each other. Buildings without one share a region, too.",
-    )
-    unlike: tuple[HostHardwareSpec, ...] = Field(
-        default=(), description="Hosts whose card or accelerator differs from the others'."
-    )
+    switching: Switching = "store_and_forward"
+    """store_and_forward: switches receive all of a frame before they send it on. cut_through: they send it while it
+    still arrives; this applies to frames that stay in the building, from ports no slower than the switch's fastest. The
+    edge between building and WAN always stores and forwards.
+    """
+    region: Name | None = None
+    """Name shared by buildings that are near each other. Buildings without one share a region, too."""
+    unlike: tuple[HostHardwareSpec, ...] = ()
+    """Hosts whose card or accelerator differs from the others'."""
 
     @classmethod
     def with_defaults(cls, data: Mapping[str, Any]) -> Mapping[str, Any]:

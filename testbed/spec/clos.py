@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from pydantic import Field
-
 from testbed.spec.base_model import StrictModel
 from testbed.spec.link_direction import Direction
 from testbed.spec.links import PauseSpec
@@ -34,21 +32,14 @@ class Clos:
 class UplinkSpec(StrictModel):
     """Links from a switch to the tier above."""
 
-    oversubscription: Ratio = Field(
-        default=1.0, description="Bandwidth from below over bandwidth upwards, as 1:2.8; 1:1 is non-blocking."
-    )
-    delay_s: DelayOrZero = Field(
-        default=0.0, alias="delay", description="Propagation delay of each link, one way."
-    )
-    queue_bytes: Queue = Field(
-        default="auto",
-        alias="queue",
-        description="Buffer of the port at either end of each link; auto: 1 ms at the link's rate, at least 64 "
-        "packets.",
-    )
-    pause: PauseSpec | None = Field(
-        default=None, description="Ethernet pause between the two switches of each link; none, if left out."
-    )
+    oversubscription: Ratio = 1.0
+    """Bandwidth from below over bandwidth upwards, as 1:2.8; 1:1 is non-blocking."""
+    delay_s: DelayOrZero = 0.0
+    """Propagation delay of each link, one way."""
+    queue_bytes: Queue = "auto"
+    """Buffer of the port at either end of each link; auto: 1 ms at the link's rate, at least 64 packets."""
+    pause: PauseSpec | None = None
+    """Ethernet pause between the two switches of each link; none, if left out."""
 
 
 class ClosSpec(StrictModel):
@@ -57,22 +48,17 @@ class ClosSpec(StrictModel):
     The destination alone determines which spine a packet takes (D-mod-k).
     """
 
-    zones: Annotated[int, integer(1, MAX_SWITCHES)] = Field(
-        default=1,
-        description="Parts of the building with their own leaves and spines, joined at the core.",
-    )
-    leaves: Annotated[int, integer(1, MAX_SWITCHES)] = Field(
-        description="Leaf switches in each zone. Hosts are spread over them evenly, consecutive hosts on the same "
-        "leaf."
-    )
-    spines: Annotated[int, integer(1, MAX_SWITCHES)] = Field(description="Spine switches in each zone.")
-    leaf: UplinkSpec = Field(
-        default=UplinkSpec(), description="Links from each leaf up to the spines of its zone."
-    )
-    spine: UplinkSpec = Field(default=UplinkSpec(), description="Link from each spine up to the core.")
-    spine_switching: Switching | None = Field(
-        default=None, description="Like `switching`, for the spines only; default: the building's."
-    )
-    core_switching: Switching | None = Field(
-        default=None, description="Like `switching`, for the core only; default: the building's."
-    )
+    zones: Annotated[int, integer(1, MAX_SWITCHES)] = 1
+    """Parts of the building with their own leaves and spines, joined at the core."""
+    leaves: Annotated[int, integer(1, MAX_SWITCHES)]
+    """Leaf switches in each zone. Hosts are spread over them evenly, consecutive hosts on the same leaf."""
+    spines: Annotated[int, integer(1, MAX_SWITCHES)]
+    """Spine switches in each zone."""
+    leaf: UplinkSpec = UplinkSpec()
+    """Links from each leaf up to the spines of its zone."""
+    spine: UplinkSpec = UplinkSpec()
+    """Link from each spine up to the core."""
+    spine_switching: Switching | None = None
+    """Like `switching`, for the spines only; default: the building's."""
+    core_switching: Switching | None = None
+    """Like `switching`, for the core only; default: the building's."""

@@ -47,23 +47,16 @@ class PauseSpec(StrictModel):
     The switch counts the packets that came in by the link and are still queued. Its queues then have no other limit.
     """
 
-    xoff_bytes: Queue = Field(
-        default="auto",
-        alias="xoff",
-        description="Queued bytes above which the sender is paused; auto: `xon` plus two frames.",
-    )
-    xon_bytes: Queue = Field(
-        default="auto",
-        alias="xon",
-        description="Queued bytes at or below which the sender resumes; auto: two frames below `xoff`. If neither is "
-        "given: enough to keep the link busy until more arrives, which is rate times round trip plus three frames.",
-    )
-    headroom_bytes: Queue = Field(
-        default="auto",
-        alias="headroom",
-        description="Buffer beyond `xoff` for what arrives after a pause is sent; auto, and the minimum: rate times "
-        "round trip plus three frames.",
-    )
+    xoff_bytes: Queue = "auto"
+    """Queued bytes above which the sender is paused; auto: `xon` plus two frames."""
+    xon_bytes: Queue = "auto"
+    """Queued bytes at or below which the sender resumes; auto: two frames below `xoff`. If neither is given: enough to
+    keep the link busy until more arrives, which is rate times round trip plus three frames.
+    """
+    headroom_bytes: Queue = "auto"
+    """Buffer beyond `xoff` for what arrives after a pause is sent; auto, and the minimum: rate times round trip plus
+    three frames.
+    """
 
     def checks(self) -> Iterator[Finding]:
         """Check that the resume threshold is not above the pause threshold."""
@@ -159,10 +152,14 @@ class WanLink:
 class LossBurstsSpec(StrictModel):
     """Bursty loss (Gilbert-Elliott model): a channel that is good or bad, decided anew before each packet."""
 
-    enter: Share = Field(description="Probability that the good channel turns bad.")
-    leave: Share = Field(description="Probability that the bad channel turns good.")
-    loss: Fraction = Field(default=1.0, description="Share of packets lost on the bad channel.")
-    loss_between: Fraction = Field(default=0.0, description="Share of packets lost on the good channel.")
+    enter: Share
+    """Probability that the good channel turns bad."""
+    leave: Share
+    """Probability that the bad channel turns good."""
+    loss: Fraction = 1.0
+    """Share of packets lost on the bad channel."""
+    loss_between: Fraction = 0.0
+    """Share of packets lost on the good channel."""
 
 
 _VALUE_TYPES: Mapping[Form, Any] = {
@@ -215,20 +212,23 @@ class DirectionSpec(_LinkSettings):
 class _SymmetricLinks(_LinkSettings):
     """Parallel links with the same settings in both directions."""
 
-    a: str = Field(description="Building at one end.")
-    b: str = Field(description="Building at the other end.")
-    planes: Count = Field(default=1, description="Number of parallel links, each with these settings.")
+    a: str
+    """Building at one end."""
+    b: str
+    """Building at the other end."""
+    planes: Count = 1
+    """Number of parallel links, each with these settings."""
 
 
 class WanSpec(_SymmetricLinks):
     """One or more parallel WAN links between two buildings. `a_to_b` and `b_to_a` override one direction."""
 
-    pause: PauseSpec | None = Field(
-        default=None,
-        description="Ethernet pause: each end pauses the other before its buffers overflow; never, if left out.",
-    )
-    a_to_b: DirectionSpec = Field(default=DirectionSpec(), description="Settings that differ from a to b.")
-    b_to_a: DirectionSpec = Field(default=DirectionSpec(), description="Settings that differ from b to a.")
+    pause: PauseSpec | None = None
+    """Ethernet pause: each end pauses the other before its buffers overflow; never, if left out."""
+    a_to_b: DirectionSpec = DirectionSpec()
+    """Settings that differ from a to b."""
+    b_to_a: DirectionSpec = DirectionSpec()
+    """Settings that differ from b to a."""
 
     def checks(self) -> Iterator[Finding]:
         """Check that both directions have rate and delay and that no settings contradict each other."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated
 
-from pydantic import Field
-
 from testbed.spec.base_model import Finding, StrictModel
 from testbed.spec.value_types import (
     Duration,
@@ -21,19 +19,18 @@ POOLED, LAZY = REGISTRATION_MODES = ("pooled", "lazy")
 class RegistrationSpec(StrictModel):
     """Cost of registering arrays with the network card, for protocols that send from and receive into them directly."""
 
-    mode: Annotated[str, choice("a mode", REGISTRATION_MODES)] = Field(
-        default=POOLED,
-        description="pooled: all memory is registered before the job begins. lazy: each array when it is first used, "
-        "while its operation waits.",
-    )
-    least_s: Duration = Field(
-        default=0.1e-3,
-        alias="least",
-        description="Shortest time for most arrays; uniformly drawn with the scenario's seed, up to `most`.",
-    )
-    most_s: Duration = Field(default=1e-3, alias="most", description="Longest time for most arrays.")
-    rare_s: Duration = Field(default=0.1, alias="rare", description="Time for a few slow arrays.")
-    rare_share: Fraction = Field(default=0.001, description="Share of arrays that take `rare`.")
+    mode: Annotated[str, choice("a mode", REGISTRATION_MODES)] = POOLED
+    """pooled: all memory is registered before the job begins. lazy: each array when it is first used, while its
+    operation waits.
+    """
+    least_s: Duration = 0.1e-3
+    """Shortest time for most arrays; uniformly drawn with the scenario's seed, up to `most`."""
+    most_s: Duration = 1e-3
+    """Longest time for most arrays."""
+    rare_s: Duration = 0.1
+    """Time for a few slow arrays."""
+    rare_share: Fraction = 0.001
+    """Share of arrays that take `rare`."""
 
     def checks(self) -> Iterator[Finding]:
         """Check that the range is not empty."""
@@ -50,52 +47,26 @@ class SoftwareCostSpec(StrictModel):
     costs default to nothing; `preset` has figures for them.
     """
 
-    per_message_s: Duration = Field(
-        default=4.8e-6,
-        alias="per_message",
-        description="Time per message of any size, or per chunk with protocol staged. A rank's messages are processed "
-        "one at a time.",
-    )
-    per_gigabyte_s: Duration = Field(
-        default=2.2e-3, alias="per_gigabyte", description="Time per 10^9 real bytes of a message."
-    )
-    copy_per_gigabyte_s: Duration = Field(
-        default=0.0,
-        alias="copy_per_gigabyte",
-        description="Additional time per 10^9 real bytes if the protocol copies (staged).",
-    )
-    per_note_s: DurationOrNone = Field(
-        default=None,
-        alias="per_note",
-        description="Time per control message of a protocol (buffer ready, slot free); default: `per_message`.",
-    )
-    handover_s: Duration = Field(
-        default=0.0,
-        alias="handover",
-        description="Time to hand a message over between device and host; other messages proceed meanwhile.",
-    )
-    launch_s: Duration = Field(
-        default=0.0,
-        alias="launch",
-        description="Time before every operation begins (a collective, or one end of a point-to-point message): its "
-        "kernel launch.",
-    )
-    completion_s: Duration = Field(
-        default=0.0,
-        alias="completion",
-        description="Time from an operation's last message until its waiter is notified.",
-    )
-    synchronisation_s: Duration = Field(
-        default=0.0,
-        alias="synchronisation",
-        description="Time before an operation for which the host must read counts from the device.",
-    )
-    registration: RegistrationSpec = Field(
-        default=RegistrationSpec(),
-        description="Registration of ranks' arrays, for protocols that write into them directly (rendezvous).",
-    )
-    sm_cost: Fraction = Field(
-        default=0.0,
-        description="Share of a rank's compute speed that is lost while one of its operations is in progress, if the "
-        "protocol copies (staged): its kernels occupy part of the accelerator. Applies under either clock.",
-    )
+    per_message_s: Duration = 4.8e-6
+    """Time per message of any size, or per chunk with protocol staged. A rank's messages are processed one at a time.
+    """
+    per_gigabyte_s: Duration = 2.2e-3
+    """Time per 10^9 real bytes of a message."""
+    copy_per_gigabyte_s: Duration = 0.0
+    """Additional time per 10^9 real bytes if the protocol copies (staged)."""
+    per_note_s: DurationOrNone = None
+    """Time per control message of a protocol (buffer ready, slot free); default: `per_message`."""
+    handover_s: Duration = 0.0
+    """Time to hand a message over between device and host; other messages proceed meanwhile."""
+    launch_s: Duration = 0.0
+    """Time before every operation begins (a collective, or one end of a point-to-point message): its kernel launch."""
+    completion_s: Duration = 0.0
+    """Time from an operation's last message until its waiter is notified."""
+    synchronisation_s: Duration = 0.0
+    """Time before an operation for which the host must read counts from the device."""
+    registration: RegistrationSpec = RegistrationSpec()
+    """Registration of ranks' arrays, for protocols that write into them directly (rendezvous)."""
+    sm_cost: Fraction = 0.0
+    """Share of a rank's compute speed that is lost while one of its operations is in progress, if the protocol copies
+    (staged): its kernels occupy part of the accelerator. Applies under either clock.
+    """
