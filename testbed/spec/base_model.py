@@ -9,8 +9,8 @@ from __future__ import annotations
 import ast
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
 from textwrap import dedent
@@ -50,6 +50,12 @@ class Finding:
     location: Location
     value: str
     expected: str
+
+
+def located(findings: Iterable[Finding], *parents: Any) -> Iterator[Finding]:
+    """Yield the findings of a nested model, which is at the location `parents` of the model that contains it."""
+    for finding in findings:
+        yield replace(finding, location=(*parents, *finding.location))
 
 
 @dataclass(frozen=True, eq=False)  # compared and hashed by identity: schemas are dictionaries

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import GetJsonSchemaHandler, SerializerFunctionWrapHandler, model_serializer
-from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema
+from pydantic import ConfigDict, SerializerFunctionWrapHandler, model_serializer
 
-from testbed.spec.base_model import Finding
+from testbed.spec.base_model import Finding, located
 from testbed.spec.clos import Clos, ClosSpec, Switching, UplinkSpec
 from testbed.spec.hardware import UNSET_HARDWARE, Hardware, HardwareSpec, HostHardwareSpec, NicSpec, NodesSpec
 from testbed.spec.link_direction import Direction
-from testbed.spec.links import ETHERNET_HEADER_BYTES, PauseSpec, queue_size
+from testbed.spec.links import queue_size, with_pause
 from testbed.spec.scale import UNSCALED, Scale
 from testbed.spec.units import format_duration, format_rate
 from testbed.spec.value_types import Name, integer
@@ -116,9 +114,20 @@ class Building:
         return tuple(dict.fromkeys((*self.leaves, *self.spines, self.core, self.edge)))
 
 
+def _require_hosts(schema: dict[str, Any]) -> None:
+    """Require hosts with their card, or no hosts, or nodes, in the JSON schema of a building."""
+    schema.pop("required")
+    schema["anyOf"] = [
+        {"required": ["hosts", "nic"]},
+        {"required": ["hosts"], "properties": {"hosts": {"const": 0}}},
+        {"required": ["nodes"]},
+    ]
+
+
 class BuildingSpec(HardwareSpec):
     """A building."""
 
+    model_config = ConfigDict(json_schema_extra=_require_hosts)
     derived_fields = frozenset({"hosts", "nic"})
 
     hosts: Annotated[int, integer(0, MAX_HOSTS_PER_BUILDING)]
@@ -155,21 +164,6 @@ class BuildingSpec(HardwareSpec):
         except ValueError:  # reported where the nodes are validated
             return {"hosts": 1, "nic": {"rate": "1 Gbit/s"}, **data}
         return {"hosts": spec.hosts, "nic": _pcie_nic(spec), **data}
-
-    @classmethod
-    def __get_pydantic_json_schema__(
-        cls, schema: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> JsonSchemaValue:
-        """Require hosts with their card, or no hosts, or nodes."""
-        found = super().__get_pydantic_json_schema__(schema, handler)
-        described = handler.resolve_ref_schema(found)
-        described.pop("required")
-        described["anyOf"] = [
-            {"required": ["hosts", "nic"]},
-            {"required": ["hosts"], "properties": {"hosts": {"const": 0}}},
-            {"required": ["nodes"]},
-        ]
-        return found
 
     @model_serializer(mode="wrap")
     def _written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -232,28 +226,24 @@ class BuildingSpec(HardwareSpec):
             scale: scale of the emulation.
             number: the host's number in the building, from 0.
         """
-        return _nic_link(self._nic(number), self._rate_bps(number), mtu, scale)
+        return _cable(self._nic(number), scale.emulated_bps(self._rate_bps(number)), mtu, scale)
 
     def pause_findings(self, mtu: int) -> Iterator[Finding]:
         """Check that pauses of the building's links take effect in time."""
+        cards: list[tuple[Location, NicSpec | None]] = [(("nic",), self.nic)]
+        cards += [(("unlike", index, "nic"), entry.nic) for index, entry in enumerate(self.unlike)]
+        places = [
+            (location, nic.pause, _cable(nic, nic.rate_bps, mtu, UNSCALED))
+            for location, nic in cards
+            if nic is not None
+        ]
         clos = self.resolve_clos(mtu, UNSCALED)
-        frame_bytes = mtu + ETHERNET_HEADER_BYTES
-        places: list[tuple[Location, PauseSpec | None, Direction]] = []
-        if self.nic is not None:
-            places.append((("nic",), self.nic.pause, _nic_link(self.nic, self.nic.rate_bps, mtu, UNSCALED)))
-        for index, entry in enumerate(self.unlike):
-            if (nic := entry.nic) is not None:
-                places.append(
-                    (("unlike", index, "nic"), nic.pause, _nic_link(nic, nic.rate_bps, mtu, UNSCALED))
-                )
         if clos is not None and self.clos is not None:
             places.append((("clos", "leaf"), self.clos.leaf.pause, clos.leaf_uplink))
             places.append((("clos", "spine"), self.clos.spine.pause, clos.spine_uplink))
         for location, pause, link in places:
             if pause is not None:
-                rate_bps = link.rate_bps
-                for finding in pause.findings(rate_bps, rate_bps, 2 * link.delay_s, frame_bytes):
-                    yield replace(finding, location=(*location, "pause", *finding.location))
+                yield from located(pause.findings(link, link, mtu), *location, "pause")
 
     def uplinks_with_given_buffers(self, building: Building) -> frozenset[str]:
         """Return the hosts and switches whose uplinks have a queue size or pause in the file."""
@@ -291,8 +281,9 @@ class BuildingSpec(HardwareSpec):
         # all links of a tier have the rate that the leaf with the fastest cards needs
         leaves = [range(first, first + each) for first in range(0, self.hosts, each)]
         below_bps = scale.emulated_bps(max(sum(map(self._rate_bps, leaf)) for leaf in leaves))
-        leaf = _uplink(clos.leaf, below_bps, clos.spines, mtu, scale)
-        spine = _uplink(clos.spine, clos.leaves * leaf.rate_bps, 1, mtu, scale)
+        leaf = _cable(clos.leaf, below_bps / clos.leaf.oversubscription / clos.spines, mtu, scale)
+        spine_bps = clos.leaves * leaf.rate_bps / clos.spine.oversubscription
+        spine = _cable(clos.spine, spine_bps, mtu, scale)
         return Clos(clos.zones, clos.leaves, clos.spines, leaf, spine)
 
     def cut_through(self, building: Building) -> tuple[str, ...]:
@@ -305,31 +296,15 @@ class BuildingSpec(HardwareSpec):
         return tuple(name for names, how in tiers for name in names if how == "cut_through")
 
 
-def _nic_link(nic: NicSpec, real_bps: float, mtu: int, scale: Scale) -> Direction:
-    rate_bps = scale.emulated_bps(real_bps)
-    auto_bytes = rate_bps * scale.emulated_s(AUTO_QUEUE_S) / 8
-    queue_bytes = queue_size(nic.queue_bytes, auto_bytes, mtu, scale)
-    direction = Direction(rate_bps, scale.emulated_s(nic.delay_s), 0.0, 0.0, queue_bytes)
-    return _with_pause(direction, nic.pause, mtu, scale)
-
-
 def _pcie_nic(nodes: NodesSpec) -> dict[str, Any]:
     """Return a node's PCIe lanes in the form of a network card."""
     return {"rate": format_rate(nodes.rate_bps(1)), "delay": format_duration(nodes.lane_delay_s)}
 
 
-def _uplink(spec: UplinkSpec, below_bps: float, links: int, mtu: int, scale: Scale) -> Direction:
-    """Return one of `links` links that share the traffic from below."""
-    link = _link(below_bps / spec.oversubscription / links, spec.delay_s, mtu, scale, spec.queue_bytes)
-    return _with_pause(link, spec.pause, mtu, scale)
-
-
-def _with_pause(link: Direction, pause: PauseSpec | None, mtu: int, scale: Scale) -> Direction:
-    """Add pause to a symmetric link."""
-    if pause is None:
-        return link
-    rates, frame_bytes = (link.rate_bps, link.rate_bps), mtu + ETHERNET_HEADER_BYTES
-    return replace(link, pause=pause.resolve(*rates, 2 * link.delay_s, frame_bytes, scale))
+def _cable(spec: NicSpec | UplinkSpec, rate_bps: float, mtu: int, scale: Scale) -> Direction:
+    """Return either direction of a cable with this emulated rate."""
+    link = _link(rate_bps, spec.delay_s, mtu, scale, spec.queue_bytes)
+    return with_pause(link, link, spec.pause, mtu, scale)
 
 
 def _link(

@@ -43,10 +43,4 @@ class ControlSpec(StrictModel):
 
     def resolve(self, scale: Scale = UNSCALED) -> Control:
         """Return the emulated delays, stretched by time dilation."""
-        return Control(
-            carrier_down_s=scale.emulated_s(self.carrier_down_s),
-            carrier_up_s=scale.emulated_s(self.carrier_up_s),
-            reaction_s=scale.emulated_s(self.reaction_s),
-            rule_s=scale.emulated_s(self.rule_s),
-            silence_s=None if self.silence_s is None else scale.emulated_s(self.silence_s),
-        )
+        return Control(**{name: None if own is None else scale.emulated_s(own) for name, own in self})

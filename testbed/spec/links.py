@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, create_model
 
-from testbed.spec.base_model import Finding, StrictModel, look_up
+from testbed.spec.base_model import Finding, StrictModel, located, look_up
 from testbed.spec.link_direction import (
     LINK_PROPERTIES,
     PAUSE_FRAME_BYTES,
@@ -65,31 +65,21 @@ class PauseSpec(StrictModel):
                 ("xon",), format_size(self.xon_bytes), f"at most xoff ({format_size(self.xoff_bytes)})"
             )
 
-    def findings(
-        self, rate_bps: float, back_bps: float, round_trip_s: float, frame_bytes: int
-    ) -> Iterator[Finding]:
-        """Check that the headroom holds what arrives after a pause is sent.
-
-        Args:
-            rate_bps: rate towards the switch.
-            back_bps: rate in the other direction, which the pause frame takes.
-            round_trip_s: propagation delay there and back.
-            frame_bytes: size of the largest frame.
-        """
-        needed = turnaround_bytes(rate_bps, back_bps, round_trip_s, frame_bytes)
+    def findings(self, link: Direction, reverse: Direction, mtu: int) -> Iterator[Finding]:
+        """Check that the headroom holds what arrives by a link after a pause is sent over its reverse direction."""
+        needed = turnaround_bytes(link, reverse, mtu)
         if self.headroom_bytes != "auto" and self.headroom_bytes < needed:
+            round_trip = format_duration(link.delay_s + reverse.delay_s)
             expected = (
-                f"auto, or at least {format_size(needed)}: what arrives at {format_rate(rate_bps)} in a round trip "
-                f"of {format_duration(round_trip_s)} after a pause is sent, and three frames"
+                f"auto, or at least {format_size(needed)}: what arrives at {format_rate(link.rate_bps)} in a round "
+                f"trip of {round_trip} after a pause is sent, and three frames"
             )
             yield Finding(("headroom",), format_size(self.headroom_bytes), expected)
 
-    def resolve(
-        self, rate_bps: float, back_bps: float, round_trip_s: float, frame_bytes: int, scale: Scale
-    ) -> Pause:
-        """Return the thresholds in bytes. Rates and `round_trip_s` are emulated ones; frames are never scaled."""
-        needed = turnaround_bytes(rate_bps, back_bps, round_trip_s, frame_bytes)
-        hysteresis = HYSTERESIS_FRAMES * frame_bytes
+    def resolve(self, link: Direction, reverse: Direction, mtu: int, scale: Scale) -> Pause:
+        """Return a link's thresholds in bytes. Both directions are emulated ones; frames are never scaled."""
+        needed = turnaround_bytes(link, reverse, mtu)
+        hysteresis = HYSTERESIS_FRAMES * (mtu + ETHERNET_HEADER_BYTES)
         xoff, xon, headroom = (
             None if size == "auto" else round(scale.emulated_bytes(size))
             for size in (self.xoff_bytes, self.xon_bytes, self.headroom_bytes)
@@ -101,20 +91,25 @@ class PauseSpec(StrictModel):
         return Pause(xoff, xon, max(needed, headroom or 0))
 
 
-def turnaround_bytes(rate_bps: float, back_bps: float, round_trip_s: float, frame_bytes: int) -> int:
+def turnaround_bytes(link: Direction, reverse: Direction, mtu: int) -> int:
     """Return the most that can arrive after a pause is sent, which is also what keeps the link busy after a resume.
 
     It consists of the frame that crosses the threshold; what arrives in a round trip, in the time of a frame that
     occupies the reverse direction, and in that of the pause frame itself; and the frame that the sender has just begun.
-
-    Args:
-        rate_bps: emulated rate towards the switch.
-        back_bps: emulated rate in the other direction.
-        round_trip_s: emulated propagation delay there and back.
-        frame_bytes: size of the largest frame.
     """
-    serialisation_s = (frame_bytes + PAUSE_FRAME_BYTES) * 8 / back_bps
-    return math.ceil(rate_bps / 8 * (round_trip_s + serialisation_s + PAUSE_RESPONSE_S) + 2 * frame_bytes)
+    frame_bytes = mtu + ETHERNET_HEADER_BYTES
+    serialisation_s = (frame_bytes + PAUSE_FRAME_BYTES) * 8 / reverse.rate_bps
+    round_trip_s = link.delay_s + reverse.delay_s
+    return math.ceil(
+        link.rate_bps / 8 * (round_trip_s + serialisation_s + PAUSE_RESPONSE_S) + 2 * frame_bytes
+    )
+
+
+def with_pause(
+    link: Direction, reverse: Direction, pause: PauseSpec | None, mtu: int, scale: Scale
+) -> Direction:
+    """Return a link with the thresholds of its pause, if it has one."""
+    return link if pause is None else replace(link, pause=pause.resolve(link, reverse, mtu, scale))
 
 
 # Real switches have at least this much: smaller buffers would drop ordinary bursts.
@@ -267,23 +262,15 @@ class WanSpec(_SymmetricLinks):
         """Check that the pauses of both directions take effect in time."""
         if self.pause is not None:
             there, back = (self.direction(own, mtu, UNSCALED) for own in (self.a_to_b, self.b_to_a))
-            round_trip_s = there.delay_s + back.delay_s
-            for rates in ((there.rate_bps, back.rate_bps), (back.rate_bps, there.rate_bps)):
-                for finding in self.pause.findings(*rates, round_trip_s, mtu + ETHERNET_HEADER_BYTES):
-                    yield replace(finding, location=("pause", *finding.location))
-                    return
+            found = [*self.pause.findings(there, back, mtu), *self.pause.findings(back, there, mtu)]
+            yield from located(found[:1], "pause")
 
     def directions(self, mtu: int, scale: Scale) -> tuple[Direction, Direction]:
         """Return the resolved settings of both directions, with their pauses."""
         there, back = (self.direction(own, mtu, scale) for own in (self.a_to_b, self.b_to_a))
-        if (pause := self.pause) is None:
-            return there, back
-        round_trip_s = there.delay_s + back.delay_s
-        pauses = [
-            pause.resolve(one.rate_bps, other.rate_bps, round_trip_s, mtu + ETHERNET_HEADER_BYTES, scale)
-            for one, other in ((there, back), (back, there))
-        ]
-        return replace(there, pause=pauses[0]), replace(back, pause=pauses[1])
+        return with_pause(there, back, self.pause, mtu, scale), with_pause(
+            back, there, self.pause, mtu, scale
+        )
 
     def direction(self, own: DirectionSpec, mtu: int, scale: Scale) -> Direction:
         """Return the resolved settings of one direction, without its pause."""

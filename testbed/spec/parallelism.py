@@ -29,6 +29,7 @@ from testbed.spec.value_types import (
     integer,
     number,
     registered_name,
+    word_or_list,
 )
 from testbed.spec.yaml_loader import show
 
@@ -69,13 +70,14 @@ def _parse_order(value: object) -> str | tuple[str, ...]:
     raise ValueError(f"a placement ({', '.join(PLACEMENTS)}), or each of {', '.join(DIMENSIONS)} once")
 
 
-def parse_mapping(value: object, names: Sequence[str] = MAPPINGS) -> str | tuple[int, ...]:
-    """Return a named mapping, or the rank at each coordinate. A ValueError says what is expected."""
-    if value in names:
-        return str(value)
-    if isinstance(value, (list, tuple)) and sorted(map(str, value)) == sorted(map(str, range(len(value)))):
-        return tuple(value)
-    raise ValueError(f"{', '.join(names)}, or a list with each rank once, such as [0, 2, 1, 3]")
+def mapping_format(words: Sequence[str]) -> ValueFormat:
+    """Return the format of a named mapping, or of the rank at each coordinate."""
+    return word_or_list(
+        words,
+        {"type": "integer"},
+        lambda ranks: sorted(map(str, ranks)) == sorted(map(str, range(len(ranks)))),
+        "a list with each rank once, such as [0, 2, 1, 3]",
+    )
 
 
 def _parse_classes(value: object) -> dict[str, int]:
@@ -90,14 +92,6 @@ def _parse_classes(value: object) -> dict[str, int]:
         except ValueError as error:
             raise ValueError(f"for {name} a DSCP, {error}") from None
     return classes
-
-
-def _parse_shares(value: object) -> str | tuple[int, ...]:
-    if value in MICROBATCH_SHARES:
-        return str(value)
-    if isinstance(value, (list, tuple)) and value and all(type(one) is int and one > 0 for one in value):
-        return tuple(value)
-    raise ValueError(f"{', '.join(MICROBATCH_SHARES)}, or a list with the number of each, such as [10, 6]")
 
 
 def _parse_collectives(value: object) -> dict[str, str]:
@@ -120,15 +114,12 @@ _COLLECTIVES = ValueFormat(
     },
 )
 _DSCP = integer(0, MAX_DSCP)
-_SHARES = ValueFormat(
-    _parse_shares,
-    {
-        "anyOf": [
-            {"enum": list(MICROBATCH_SHARES)},
-            {"type": "array", "items": {"type": "integer", "minimum": 1}, "minItems": 1},
-        ]
-    },
-    lambda value: value if isinstance(value, str) else list(value),
+_SHARES = word_or_list(
+    MICROBATCH_SHARES,
+    {"type": "integer", "minimum": 1},
+    lambda counts: bool(counts) and all(type(one) is int and one > 0 for one in counts),
+    "a list with the number of each, such as [10, 6]",
+    minItems=1,
 )
 _CLASSES = ValueFormat(
     _parse_classes,
@@ -139,11 +130,7 @@ _ORDER = ValueFormat(
     {"anyOf": [{"enum": list(PLACEMENTS)}, {"type": "array", "items": {"enum": list(DIMENSIONS)}}]},
     lambda value: value if isinstance(value, str) else list(value),
 )
-_MAPPING = ValueFormat(
-    parse_mapping,
-    {"anyOf": [{"enum": list(MAPPINGS)}, {"type": "array", "items": {"type": "integer"}}]},
-    lambda value: value if isinstance(value, str) else list(value),
-)
+_MAPPING = mapping_format(MAPPINGS)
 
 
 class StragglerSpec(StrictModel):

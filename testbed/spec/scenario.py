@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
-from pydantic import GetJsonSchemaHandler
-from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema
+from pydantic import ConfigDict
 
 from testbed.errors import did_you_mean
 from testbed.plugins import disambiguate_names
-from testbed.spec.base_model import Finding, StrictModel, ValueFormat, validate
+from testbed.spec.base_model import Finding, StrictModel, ValueFormat, located, validate
 from testbed.spec.buildings import Host
 from testbed.spec.cluster_sharing import AllocationSpec, BackgroundTrafficSpec
 from testbed.spec.control_plane import ControlSpec
@@ -82,9 +79,18 @@ class ScaleSpec(StrictModel):
     """
 
 
+def _allow_file(schema: dict[str, Any]) -> None:
+    """Allow the path of a topology file in place of an inline topology, in the JSON schema of a scenario."""
+    inline = schema["properties"]["topology"]
+    schema["properties"]["topology"] = {
+        "anyOf": [{"type": "string", "examples": ["two-buildings.yaml"]}, inline]
+    }
+
+
 class Scenario(StrictModel):
     """A scenario as written in a file."""
 
+    model_config = ConfigDict(json_schema_extra=_allow_file)
     derived_fields = frozenset({"ranks"})
     renamed: ClassVar[Mapping[str, str]] = {"neighbours": "`background_traffic`, which takes the same"}
 
@@ -140,17 +146,6 @@ class Scenario(StrictModel):
     """How real figures are scaled to what this host can emulate."""
 
     @classmethod
-    def __get_pydantic_json_schema__(
-        cls, schema: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> JsonSchemaValue:
-        """Allow the path of a topology file in place of an inline topology."""
-        found = super().__get_pydantic_json_schema__(schema, handler)
-        topology = handler.resolve_ref_schema(found)["properties"]["topology"]
-        inline = {key: topology.pop(key) for key in list(topology) if key != "description"}
-        topology["anyOf"] = [{"type": "string", "examples": ["two-buildings.yaml"]}, inline]
-        return found
-
-    @classmethod
     def with_defaults(cls, data: Mapping[str, Any]) -> Mapping[str, Any]:
         """Apply the preset, and default to one rank per host."""
         data = apply_preset(data)
@@ -190,23 +185,20 @@ class Scenario(StrictModel):
         used = [host.name for host in self.rank_hosts(topology)]
         yield from self._event_findings(topology, used)
         for position, other in enumerate(self.background_traffic):
-            for finding in other.target_findings(topology, used):
-                yield replace(finding, location=("background_traffic", position, *finding.location))
+            yield from located(other.target_findings(topology, used), "background_traffic", position)
             used += other.hosts
 
     def _event_findings(self, topology: Topology, used: Sequence[str]) -> Iterator[Finding]:
         """Check targets and steps of events and failures. `used`: hosts of the ranks, in rank order."""
         for position, event in enumerate(self.events):
-            for finding in event.target_findings(topology, used):
-                yield replace(finding, location=("events", position, *finding.location))
+            yield from located(event.target_findings(topology, used), "events", position)
             # with variants, every trial has its own network and gets all events
             steps = self.steps_per_network
             if event.step is not None and event.step >= steps:
                 expected = f"one of {steps} measured steps, from 0 on"
                 yield Finding(("events", position, "step"), str(event.step), expected)
         for position, failure in enumerate(self.failures):
-            for finding in failure.target_findings(topology, used):
-                yield replace(finding, location=("failures", position, *finding.location))
+            yield from located(failure.target_findings(topology, used), "failures", position)
 
     @property
     def steps_per_network(self) -> int:
@@ -292,8 +284,7 @@ class Scenario(StrictModel):
         assert self.explore is not None
         if self.variants is not None:
             yield Finding(("explore",), "a search and variants", "only one of the two")
-        for finding in self.explore.findings_of(self.workload):
-            yield replace(finding, location=("explore", *finding.location))
+        yield from located(self.explore.findings_of(self.workload), "explore")
         for path in self.explore.space:
             if path.split(".")[0] in FIXED_IN_VARIANTS:
                 yield Finding(("explore", "space", path), "it", "paths of what configurations may differ in")

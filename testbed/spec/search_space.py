@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
@@ -99,7 +100,4 @@ class ExploreSpec(StrictModel):
     @property
     def size(self) -> int:
         """Number of combinations."""
-        count = 1
-        for values in self.space.values():
-            count *= len(values)
-        return count
+        return math.prod(map(len, self.space.values()))

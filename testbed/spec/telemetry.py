@@ -6,10 +6,7 @@ from typing import Annotated
 
 from testbed.spec.base_model import StrictModel, ValueFormat
 from testbed.spec.units import format_duration, parse_duration
-from testbed.spec.value_types import (
-    Timeout,
-    choice,
-)
+from testbed.spec.value_types import Timeout, choice, word_or_list
 
 SHORTEST_INTERVAL_S, LONGEST_INTERVAL_S = 0.001, 1.0
 
@@ -24,24 +21,13 @@ def _parse_interval(value: object) -> float:
     return interval_s
 
 
-def _parse_links(value: object) -> str | tuple[str, ...]:
-    if value == "all":
-        return "all"
-    if isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value):
-        return tuple(value)
-    raise ValueError("all, or a list of WAN links such as [east-west-0]")
-
-
 _INTERVAL = ValueFormat(_parse_interval, {"type": "string", "examples": ["100 ms"]}, format_duration)
-
-
-_LINKS = ValueFormat(
-    _parse_links,
-    {"anyOf": [{"const": "all"}, {"type": "array", "items": {"type": "string"}}]},
-    lambda value: value if value == "all" else list(value),
+_LINKS = word_or_list(
+    ("all",),
+    {"type": "string"},
+    lambda links: all(isinstance(link, str) for link in links),
+    "a list of WAN links such as [east-west-0]",
 )
-
-
 WHEN_SLOW, ALWAYS = DUMP_POLICIES = ("when_slow", "always")
 
 

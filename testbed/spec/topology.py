@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from testbed.caches import IdentityCache
 from testbed.errors import did_you_mean
-from testbed.spec.base_model import Finding, StrictModel, look_up, validate
+from testbed.spec.base_model import Finding, StrictModel, located, look_up, validate
 from testbed.spec.buildings import Building, BuildingSpec, Host
 from testbed.spec.catalogue import locate_file
 from testbed.spec.errors import ConfigError
@@ -166,8 +166,7 @@ class TopologySpec(StrictModel):
         ]
         places += [(("wan", number), link) for number, link in enumerate(self.wan)]
         for location, place in places:
-            for finding in place.pause_findings(self.mtu):
-                yield replace(finding, location=(*location, *finding.location))
+            yield from located(place.pause_findings(self.mtu), *location)
 
     @property
     def pauses(self) -> bool:
