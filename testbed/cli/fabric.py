@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import statistics
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -37,7 +38,6 @@ from testbed.net.fabric.fabric_state import (
 from testbed.net.fabric.flow_trace import MAX_DSCP, MAX_PORT, Flow, Trace, trace_flow
 from testbed.net.fabric.running_fabric import ALL, change_link, parse_link_settings
 from testbed.net.fabric.running_fabric import inspect as read_back
-from testbed.net.links.link_engine import direction_to_json
 from testbed.spec.errors import ConfigError, Problem
 from testbed.spec.link_direction import PACKET_FAULTS, LossBursts
 from testbed.spec.policy import DEFAULT_POLICY
@@ -223,7 +223,7 @@ def set_link(
     )
     console = Console(stderr=True, highlight=False)
     for where, figures in changed.items():
-        row = [figure for figure in direction_row(direction_to_json(figures)) if figure]
+        row = [figure for figure in direction_row(asdict(figures)) if figure]
         console.print(f"{' '.join(where)}: {', '.join(row)}")
 
 

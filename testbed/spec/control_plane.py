@@ -5,6 +5,8 @@ Sources are in each field's description and in docs/reference/policies.md.
 
 from __future__ import annotations
 
+from typing import Any
+
 from pydantic import Field
 
 from testbed.spec.base_model import StrictModel
@@ -43,4 +45,5 @@ class ControlSpec(StrictModel):
 
     def resolve(self, scale: Scale = UNSCALED) -> Control:
         """Return the emulated delays, stretched by time dilation."""
-        return Control(**{name: None if own is None else scale.emulated_s(own) for name, own in self})
+        delays: dict[str, Any] = {name: own and scale.emulated_s(own) for name, own in self}
+        return Control(**delays)

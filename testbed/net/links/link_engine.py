@@ -8,7 +8,7 @@ other impairments.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Protocol
 
 from testbed.net.errors import SettingMismatch
@@ -50,13 +50,8 @@ class LinkWire:
     switch_b: str | None = None
 
 
-def direction_to_json(direction: Direction) -> dict[str, Any]:
-    """Convert a direction to plain data for JSON."""
-    return asdict(direction)
-
-
 def direction_from_json(data: Mapping[str, Any]) -> Direction:
-    """Convert the result of `direction_to_json` back."""
+    """Convert a direction back from the JSON form of `dataclasses.asdict`."""
     bursts = data.get("loss_bursts")
     pause = data.get("pause")
     parts = {
@@ -72,13 +67,8 @@ def classes_from_json(data: Iterable[Mapping[str, Any]]) -> tuple[QueueClass, ..
     return tuple(QueueClass(**{**entry, "dscps": tuple(entry["dscps"])}) for entry in data)
 
 
-def wire_to_json(wire: LinkWire) -> dict[str, Any]:
-    """Convert a wire to plain data for JSON."""
-    return asdict(wire)
-
-
 def wire_from_json(data: Mapping[str, Any]) -> LinkWire:
-    """Convert the result of `wire_to_json` back."""
+    """Convert a wire back from the JSON form of `dataclasses.asdict`."""
     directions = {direction: direction_from_json(data[direction]) for direction in ("a_to_b", "b_to_a")}
     return LinkWire(**{**data, **directions})
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from pathlib import Path
 
 from testbed.net.errors import LinkError
-from testbed.net.links.interfaces import HtbClass
+from testbed.net.links.interfaces import HtbClass, read_interfaces
 from testbed.net.links.netlink import (
     ADDRESS,
     CLASS,
@@ -33,7 +33,6 @@ from testbed.net.links.netlink import (
     encode_attribute,
     encode_nested,
     encode_string,
-    interface_indexes,
 )
 from testbed.spec.link_direction import PACKET_FAULTS
 
@@ -83,9 +82,7 @@ class InterfaceIndexes:
         """Return the index of an interface; 0, which the kernel refuses, if it does not exist."""
         if name not in self._known:
             self._flush()
-            self._known = interface_indexes(
-                self._netlink.dump(LINK, MESSAGE_STRUCTS[LINK].pack(0, 0, 0, 0, 0))
-            )
+            self._known = {link.name: link.index for link in read_interfaces(self._netlink)}
         return self._known.get(name, 0)
 
 

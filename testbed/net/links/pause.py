@@ -8,6 +8,7 @@ own serialisation time and the reverse link's delay. It is never lost and has no
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 from collections import deque
@@ -54,27 +55,19 @@ class PauseGate:
     def discard_until(self, until_ns: float) -> None:
         """Discard the transitions up to a moment; nobody may ask for earlier states afterwards."""
         while self._transitions and self._transitions[0][0] <= until_ns:
-            self._apply(*self._transitions.popleft())
-
-    def _apply(self, at_ns: float, closes: bool) -> None:
-        if closes and not self._closed:
-            self._closed_since_ns = at_ns
-        elif self._closed and not closes:
-            self._paused_ns += at_ns - self._closed_since_ns
-        self._closed = closes
+            at_ns, closes = self._transitions.popleft()
+            if closes and not self._closed:
+                self._closed_since_ns = at_ns
+            elif self._closed and not closes:
+                self._paused_ns += at_ns - self._closed_since_ns
+            self._closed = closes
 
     def paused_ns(self, now_ns: float) -> float:
         """Return for how long the gate has been closed until now, in total."""
-        total_ns, closed, since_ns = self._paused_ns, self._closed, self._closed_since_ns
-        for at_ns, closes in self._transitions:
-            if at_ns > now_ns:
-                break
-            if closes and not closed:
-                since_ns = at_ns
-            elif closed and not closes:
-                total_ns += at_ns - since_ns
-            closed = closes
-        return total_ns + (now_ns - since_ns if closed else 0.0)
+        now = copy.copy(self)
+        now._transitions = self._transitions.copy()
+        now.discard_until(now_ns)
+        return now._paused_ns + (now_ns - now._closed_since_ns if now._closed else 0.0)
 
 
 class PauseIngress:
