@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Collection
 
-from testbed.net.links.class_scheduler import IngressAccount, Scheduler
+from testbed.net.links.class_scheduler import PauseIngress, Scheduler
 from testbed.net.links.impairments import Impairments
 from testbed.net.links.link_engine import DirectionStats
 from testbed.spec.link_direction import Direction, QueueClass
@@ -95,7 +95,7 @@ class EmulatedDirection:
     def _next_departure_ns(self, scheduler: Scheduler) -> float | None:
         return scheduler.next_departure(self._free_ns)
 
-    def _origin(self, frame: bytes) -> IngressAccount | None:
+    def _origin(self, frame: bytes) -> PauseIngress | None:
         return None
 
     @property

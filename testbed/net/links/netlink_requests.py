@@ -203,18 +203,26 @@ def _group_by_keyword(words: Words, names: Container[str]) -> dict[str, list[str
     return found
 
 
-def _netem(options: Mapping[str, Words]) -> bytes | None:
+def _netem(options: Mapping[str, Words]) -> bytes:
     """Encode netem's options, with times in nanoseconds: tc 6.1 truncates them to microseconds and ticks of 64 ns.
 
     The seed makes all random impairments repeatable, even if the installed tc does not know it. Kernels before Linux
     6.6 ignore it.
     """
-    if options[""] or "limit" not in options:
-        return None
-    lost, delayed = _netem_loss(options.get("loss")), _netem_delay(options.get("delay"))
-    if lost is None or delayed is None:
-        return None
-    parts = [*delayed, *lost[1]]
+    delay, (model, *shares) = options.get("delay", ()), options.get("loss", ("random", "0%"))
+    parts = [  # latency and jitter
+        encode_attribute(number, _WIDE.pack(round(float(word.removesuffix("us")) * 1000)))
+        for number, word in zip((10, 11), delay, strict=False)
+    ]
+    if len(delay) > 2:
+        parts.append(encode_attribute(1, _NETEM_CORRELATIONS.pack(_share(delay[2]), 0, 0)))
+    loss = 0
+    if model == "gemodel":
+        enter, leave, bad, good = map(_share, shares)
+        bursts = _NETEM_BURSTS.pack(enter, leave, _UINT32_MAX - bad, good)
+        parts.append(encode_nested(5, encode_attribute(2, bursts)))
+    else:
+        loss = _share(shares[0])
     if rate := int(options.get("rate", ["0"])[0].removesuffix("bps")):
         if rate > _UINT32_MAX:
             parts.append(encode_attribute(8, _WIDE.pack(rate)))
@@ -229,39 +237,8 @@ def _netem(options: Mapping[str, Words]) -> bytes | None:
             parts.append(encode_attribute(fault.netem_attribute, share))
     gap = 1 if "reorder" in options else 0
     duplicate = _share(options.get("duplicate", ["0%"])[0])
-    head = _NETEM.pack(0, int(options["limit"][0]), lost[0], gap, duplicate, 0)
+    head = _NETEM.pack(0, int(options["limit"][0]), loss, gap, duplicate, 0)
     return encode_attribute(2, head + b"".join(parts))
-
-
-def _netem_delay(words: Words | None) -> list[bytes] | None:
-    """Encode `delay TIME [JITTER [CORRELATION]]`; None for times in another unit than microseconds."""
-    if words is None:
-        return []
-    *times, correlation = words if len(words) > 2 else [*words, ""]
-    if not all(word.endswith("us") for word in times):
-        return None
-    parts = [
-        encode_attribute(number, _WIDE.pack(round(float(word.removesuffix("us")) * 1000)))
-        for number, word in zip((10, 11), times, strict=False)
-    ]
-    if correlation:
-        parts.append(encode_attribute(1, _NETEM_CORRELATIONS.pack(_share(correlation), 0, 0)))
-    return parts
-
-
-def _netem_loss(words: Words | None) -> tuple[int, list[bytes]] | None:
-    """Encode `loss random SHARE` or `loss gemodel P R 1-H 1-K` as the field of tc_netem_qopt and attributes."""
-    if words is None:
-        return 0, []
-    model, *shares = words
-    if model == "random":
-        return _share(shares[0]), []
-    if model == "gemodel":
-        enter, leave, bad, good = map(_share, shares)
-        return 0, [
-            encode_nested(5, encode_attribute(2, _NETEM_BURSTS.pack(enter, leave, _UINT32_MAX - bad, good)))
-        ]
-    return None
 
 
 def _share(percent: str) -> int:

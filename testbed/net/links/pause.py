@@ -12,16 +12,14 @@ import copy
 import dataclasses
 import math
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from testbed.net.links.class_scheduler import IngressAccount, Scheduler
+from testbed.net.links.class_scheduler import PauseIngress, Scheduler
 from testbed.net.links.emulated_direction import EmulatedDirection
 from testbed.net.links.link_engine import DirectionStats, direction_from_json
-from testbed.spec.link_direction import PAUSE_FRAME_BYTES, Direction, Pause, QueueClass
+from testbed.spec.link_direction import PAUSE_FRAME_BYTES, Direction, QueueClass
 
-PauseSignal = Callable[[float, bool], None]
-"""Called with a moment in nanoseconds and whether to pause (True) or resume (False) the sender."""
 _KEY_START, _KEY_END = 26, 110  # after the IPv4 header fields that a switch may change: DSCP, ECN and TTL
 _ENTRY_LIFETIME_NS = 1_000_000_000
 
@@ -68,50 +66,6 @@ class PauseGate:
         now._transitions = self._transitions.copy()
         now.discard_until(now_ns)
         return now._paused_ns + (now_ns - now._closed_since_ns if now._closed else 0.0)
-
-
-class PauseIngress:
-    """The buffer in which a switch holds the frames of one incoming link, and the pauses that it sends.
-
-    Args:
-        pause: The thresholds.
-        signal: Called to pause or resume the sender.
-        extra_bytes: Room beyond the buffer for the bytes that arrive because a pause took effect late.
-    """
-
-    def __init__(self, pause: Pause, signal: PauseSignal, extra_bytes: int = 0) -> None:
-        self.set_limits(pause, extra_bytes)
-        self._signal = signal
-        self.held_bytes = self.peak_bytes = 0
-        self.pauses = self.dropped = 0
-        self.is_pausing = False
-
-    def set_limits(self, pause: Pause, extra_bytes: int = 0) -> None:
-        """Set the thresholds for the frames that arrive and leave from now on."""
-        self.pause = pause
-        self._room_bytes = pause.buffer_bytes + extra_bytes
-
-    def admit(self, size: int) -> bool:
-        """Return whether the buffer has room for a frame of `size` bytes; otherwise count it as dropped."""
-        has_room = self.held_bytes + size <= self._room_bytes
-        self.dropped += not has_room
-        return has_room
-
-    def on_enqueue(self, size: int, at_ns: float) -> None:
-        """Count a frame that entered one of the switch's queues; pause the sender above the threshold."""
-        self.held_bytes += size
-        self.peak_bytes = max(self.peak_bytes, self.held_bytes)
-        if self.held_bytes > self.pause.xoff_bytes and not self.is_pausing:
-            self.is_pausing = True
-            self.pauses += 1
-            self._signal(at_ns, True)
-
-    def on_dequeue(self, size: int, at_ns: float) -> None:
-        """Count a frame whose last bit has left the switch; resume the sender below the threshold."""
-        self.held_bytes -= size
-        if self.is_pausing and self.held_bytes <= self.pause.xon_bytes:
-            self.is_pausing = False
-            self._signal(at_ns, False)
 
 
 class FrameOrigins:
@@ -186,7 +140,7 @@ class PausableDirection(EmulatedDirection):
         self._gate = PauseGate()
         self._ingress: PauseIngress | None = None
         # size and origin of the frame in transmission
-        self._on_wire: tuple[int, IngressAccount | None] | None = None
+        self._on_wire: tuple[int, PauseIngress | None] | None = None
         self.reverse: PausableDirection | None = None
         super().__init__(settings, seed)
         if far is not None and settings.pause is not None:
@@ -222,7 +176,7 @@ class PausableDirection(EmulatedDirection):
         ready_ns = scheduler.next_departure(self._free_ns)
         return None if ready_ns is None else self._gate.next_open_ns(ready_ns)
 
-    def _origin(self, frame: bytes) -> IngressAccount | None:
+    def _origin(self, frame: bytes) -> PauseIngress | None:
         return self._near.take(frame) if self._near is not None else None
 
     def _transmit(self, scheduler: Scheduler, now_ns: int) -> None:

@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from testbed.net.links.pause import FrameOrigins, PauseGate, PauseIngress
+from testbed.net.links.class_scheduler import PauseIngress
+from testbed.net.links.pause import FrameOrigins, PauseGate
 from testbed.spec.link_direction import Direction, Pause
 from testbed.spec.links import ETHERNET_HEADER_BYTES, PauseSpec, turnaround_bytes
 from testbed.spec.scale import UNSCALED, Scale
