@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 
 from testbed.spec.hardware import UNSET_HARDWARE
-from testbed.spec.link_direction import Direction
+from testbed.spec.link_direction import PACKET_FAULTS, Direction
 from testbed.spec.scale import Scale
 from testbed.spec.topology import Topology, TopologySpec
 
@@ -146,8 +146,9 @@ def list_losses(spec: TopologySpec) -> Iterator[str]:
     if any(building.switching == "cut_through" for building in spec.buildings.values()):
         yield "cut-through switching: routers store and forward"
     directions = [way for link in topology.wan for _, _, way in link.directions]
-    if any(way.duplicate or way.reorder or way.corrupt for way in directions):
-        yield "duplication, reordering and corruption of packets"
+    if any(way.faults for way in directions):
+        *others, last = (fault.noun for fault in PACKET_FAULTS.values())
+        yield f"{', '.join(others)} and {last} of packets"
     if any(way.loss_bursts for way in directions):
         yield "bursts of loss: as many losses at random"
     if any(way.ecn_bytes for way in directions):

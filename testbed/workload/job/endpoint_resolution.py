@@ -21,9 +21,8 @@ from testbed.spec.base_model import StrictModel
 from testbed.spec.buildings import Host
 from testbed.spec.cluster_sharing import BackgroundTrafficSpec
 from testbed.spec.scale import Scale
-from testbed.spec.software_costs import LAZY, RegistrationSpec
 from testbed.spec.topology import Topology
-from testbed.spec.transport import StagingSpec, TransportSpec, distance
+from testbed.spec.transport import LAZY, RegistrationSpec, StagingSpec, TransportSpec, distance
 from testbed.workload.job.endpoints import (
     SUBFLOW_PORT,
     THIS_NAMESPACE,
