@@ -12,7 +12,7 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import reduce
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 from testbed.comm.transport.base import (
     BEST_EFFORT,
@@ -48,8 +48,22 @@ from testbed.comm.transport.stream import Stream
 from testbed.comm.transport.wire import ConnectionKey
 
 
-class PeerConnections(Protocol):
-    """The connections that carry messages to and from one peer."""
+class Pair(Protocol):
+    """What carries messages to and from one peer, of one class of traffic.
+
+    Attributes:
+        lost: Why nothing more comes from the peer.
+    """
+
+    lost: TransportError | None
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether it has, or had, all of its connections."""
+
+    @property
+    def can_say_goodbye(self) -> bool:
+        """Whether nothing waits to be sent that cannot be sent behind the goodbye."""
 
     def send(self, request: Request) -> None:
         """Send as much as the kernel accepts now, the rest when it can."""
@@ -58,8 +72,11 @@ class PeerConnections(Protocol):
         """Take the oldest message of the request's tag, or post the request."""
 
 
-class Mesh:
-    """One rank's sockets.
+PairT = TypeVar("PairT", bound=Pair)
+
+
+class Mesh(Generic[PairT]):
+    """One rank's sockets, and its pairs with the other ranks.
 
     Args:
         rank: This rank.
@@ -95,6 +112,8 @@ class Mesh:
         self.exposed = ExposedWindows()
         self._counters = PeerCounterMap(rank, self.size)
         self._streams: dict[StreamKey, Stream] = {}
+        self._best_effort: dict[int, PairT] = {}  # pairs by peer
+        self._pairs: dict[TrafficClass, dict[int, PairT]] = {BEST_EFFORT: self._best_effort}
         self._ended: TransportError | None = None  # why new streams are lost at once
         self._closed = False
         self._aborted_sockets: list[socket.socket] = []
@@ -118,28 +137,29 @@ class Mesh:
 
     # ---- for subclasses
 
-    def _connections_to(self, peer: int, tag: int, traffic: TrafficClass) -> PeerConnections:
-        """Return the connections for messages of this class with a peer, creating them if needed. Raises ValueError."""
-        raise NotImplementedError
-
     def _make_stream(self, peer: int, key: ConnectionKey) -> Stream:
-        """Return a new stream for a connection that this rank or a peer wants. ValueError if there should be none."""
+        """Return a new stream for a connection that this rank or a peer wants, and make its pair if there is none.
+
+        ValueError if there should be no such connection.
+        """
         raise NotImplementedError
 
-    def _keys(self, peer: int) -> list[ConnectionKey]:
-        """Return the connections with a peer that `connect` makes."""
-        raise NotImplementedError
+    def _keys(self, peer: int, traffic: TrafficClass = BEST_EFFORT) -> list[ConnectionKey]:
+        """Return the connections of a pair."""
+        return [ConnectionKey(traffic)]
 
     def _drop_lost(self, peer: int) -> None:
-        """Forget all lost connections with a peer."""
-        raise NotImplementedError
+        """Forget all lost pairs with a peer."""
+        for pairs in self._pairs.values():
+            if peer in pairs and pairs[peer].lost is not None:
+                del pairs[peer]
 
     # ---- the transport
 
     def isend(self, peer: int, tag: int, view: memoryview, traffic: TrafficClass = BEST_EFFORT) -> Request:
         """See Transport."""
         request = Request("send", peer, tag, view)
-        self._connections_to(peer, tag, traffic).send(request)
+        self._pair(peer, tag, traffic).send(request)
         return request
 
     def irecv(self, peer: int, tag: int, view: memoryview, traffic: TrafficClass = BEST_EFFORT) -> Request:
@@ -148,8 +168,20 @@ class Mesh:
             raise address_error(self.rank, self.size, peer, tag)
         check_writable(view)
         request = Request("recv", peer, tag, view)
-        self._connections_to(peer, tag, traffic).receive(request)
+        self._pair(peer, tag, traffic).receive(request)
         return request
+
+    def _pair(self, peer: int, tag: int, traffic: TrafficClass) -> PairT:
+        """Return the pair for messages of this class with a peer, creating it if needed. Raises ValueError."""
+        pairs = self._best_effort if traffic is BEST_EFFORT else self._pairs.get(traffic, {})
+        pair = pairs.get(peer)
+        if pair is None or not 0 <= tag <= MAX_TAG:
+            self._check_address(peer, tag)
+        if pair is None or (pair.lost is None and not pair.is_connected):
+            for key in self._keys(peer, traffic):
+                self._stream(peer, key)
+            pair = self._pairs[traffic][peer]
+        return pair
 
     @property
     def connections(self) -> int:
@@ -340,7 +372,11 @@ class Mesh:
             self.on_note(peer, data)
 
     def _before_goodbye(self, deadline_s: float) -> None:
-        """Wait for what must be sent before the goodbye; nothing by default."""
+        """Wait for what must be sent before the goodbye."""
+        self._progress_until(
+            lambda: all(pair.can_say_goodbye for pairs in self._pairs.values() for pair in pairs.values()),
+            deadline_s,
+        )
 
     def _progress_until(self, done: Callable[[], bool], deadline_s: float) -> None:
         while not done():

@@ -49,7 +49,7 @@ class NoSocketView:
         return "its transport does not report the state of its connections"
 
 
-SocketView = Mesh | NoSocketView
+SocketView = Mesh[Any] | NoSocketView
 
 
 def find_socket_view(transport: Transport) -> SocketView:

@@ -16,7 +16,13 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from testbed.comm.transport.base import PeerLost, TransportError
+from testbed.comm.transport.base import (
+    MAX_NOTE_BYTES,
+    MAX_REASON_BYTES,
+    PeerLost,
+    TransportError,
+    describe_abort,
+)
 from testbed.comm.transport.sockets import IPPROTO_MPTCP, describe_connection
 
 # one read gets a header and a small payload, or several; of a large payload this much is copied twice
@@ -54,6 +60,7 @@ class Stream:
         self.on_lost: Callable[[TransportError], None] | None = None
         self.on_note: Callable[[int, bytes], None] | None = None
         self.sock: socket.socket | None = None
+        self.is_connected = False  # whether it has, or had, a socket
         self._info: dict[str, Any] = {}
         self._watch: Callable[[int], None] = _no_watch
         self._said_goodbye = False
@@ -69,6 +76,8 @@ class Stream:
         self._low_water = 1
         self._room = self._room_known_for = 0
         self._paused = False
+        # the payload of a frame that is not a message, while it is received, and who takes it
+        self._control: tuple[bytearray, Callable[[bytearray], None]] | None = None
 
     # ---- for subclasses
 
@@ -77,7 +86,7 @@ class Stream:
         raise NotImplementedError
 
     def _on_payload(self) -> None:
-        """Handle the complete payload that `_begin_payload` made room for."""
+        """Handle the complete payload that `_begin_payload` made room for; see `_end_control`."""
         raise NotImplementedError
 
     def _on_frame_sent(self, what: Any, size_bytes: int) -> None:
@@ -169,6 +178,7 @@ class Stream:
     def attach(self, sock: socket.socket, watch: Callable[[int], None]) -> None:
         """Use this socket. `watch(mask)` makes the event loop call `on_event` for these epoll events; 0 for none."""
         self.sock = sock
+        self.is_connected = True
         self._watch = watch
         self._info = {"local": list(sock.getsockname()), "remote": None}
         with contextlib.suppress(OSError):  # already reset; earlier data can still be read
@@ -317,6 +327,39 @@ class Stream:
             start, end = 0, len(rest)
             stage[:end] = rest
         self._stage_start, self._stage_end = start, end
+
+    # ---- frames that are not messages
+
+    def _begin_control(self, length: int, then: Callable[[bytearray], None]) -> bool:
+        """Make room for a payload of so many bytes, which `then` is called with."""
+        self._control = bytearray(length), then
+        self._target = memoryview(self._control[0])
+        return True
+
+    def _end_control(self) -> None:
+        assert self._control is not None
+        (data, then), self._control = self._control, None
+        then(data)
+
+    def _begin_note(self, length: int) -> bool:
+        if length > MAX_NOTE_BYTES:
+            self.fail(f"its note announces {length} bytes")
+            return False
+        return self._begin_control(length, self._take_note)
+
+    def _take_note(self, data: bytearray) -> None:
+        if self.on_note is not None:
+            self.on_note(self.peer, bytes(data))
+
+    def _begin_goodbye(self, length: int) -> bool:
+        """Handle the header of the peer's last frame; its payload is the reason of an abort, if any."""
+        if length == 0:
+            self._on_goodbye("it closed its end", orderly=True)
+            return False
+        if length > MAX_REASON_BYTES:
+            self._on_goodbye(f"its goodbye announces {length} bytes")
+            return False
+        return self._begin_control(length, lambda reason: self._on_goodbye(describe_abort(reason)))
 
     def _pause(self) -> None:
         """Stop reading: data stays in the kernel, so TCP's flow control stops the peer."""
