@@ -243,7 +243,7 @@ class Channel(Stream):
 
     def _on_payload(self) -> None:
         if self._control is not None:
-            self._end_control()
+            super()._on_payload()
             return
         if self.current is None:
             return

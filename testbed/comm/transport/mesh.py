@@ -11,8 +11,7 @@ import contextlib
 import socket
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import reduce
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from testbed.comm.transport.base import (
     BEST_EFFORT,
@@ -33,17 +32,10 @@ from testbed.comm.transport.base import (
     encode_reason,
 )
 from testbed.comm.transport.connector import Connector, StreamKey
-from testbed.comm.transport.event_loop import EventLoop, StallDetector, set_timer_slack
+from testbed.comm.transport.event_loop import EventLoop, set_timer_slack
 from testbed.comm.transport.onesided import ExposedWindows, is_one_sided, is_put
-from testbed.comm.transport.sockets import (
-    MeshSettings,
-    SocketOptions,
-    WireCounts,
-    describe_socket_state,
-    read_socket_options,
-    read_wire_counts,
-    snapshot_connection,
-)
+from testbed.comm.transport.socket_view import SocketView
+from testbed.comm.transport.sockets import MeshSettings
 from testbed.comm.transport.stream import Stream
 from testbed.comm.transport.wire import ConnectionKey
 
@@ -75,7 +67,7 @@ class Pair(Protocol):
 PairT = TypeVar("PairT", bound=Pair)
 
 
-class Mesh(Generic[PairT]):
+class Mesh(SocketView, Generic[PairT]):
     """One rank's sockets, and its pairs with the other ranks.
 
     Args:
@@ -90,8 +82,6 @@ class Mesh(Generic[PairT]):
         TransportTimeout: If `eager` is set and a peer does not appear.
     """
 
-    counts_payload = True  # whether `peer_counts` has the bytes of messages
-
     def __init__(
         self,
         rank: int,
@@ -104,14 +94,13 @@ class Mesh(Generic[PairT]):
             raise ValueError(
                 f"rank: got {rank}, expected 0 to {len(addresses) - 1}, one below the number of addresses"
             )
+        super().__init__()
         self.rank = rank
         self.size = len(addresses)
         self.now_s = time.monotonic()
         self.settings = settings
-        self.stall_detector: StallDetector | None = None
         self.exposed = ExposedWindows()
         self._counters = PeerCounterMap(rank, self.size)
-        self._streams: dict[StreamKey, Stream] = {}
         self._best_effort: dict[int, PairT] = {}  # pairs by peer
         self._pairs: dict[TrafficClass, dict[int, PairT]] = {BEST_EFFORT: self._best_effort}
         self._ended: TransportError | None = None  # why new streams are lost at once
@@ -237,70 +226,6 @@ class Mesh(Generic[PairT]):
                 peers = sorted({stream.peer for stream in missing})
                 raise TransportTimeout(self.rank, peers, "waiting to connect with", bound_s)
             self.progress(left_s)
-
-    def socket_info(self) -> list[dict[str, Any]]:
-        """Return `peer`, class and channel (unless 0) and `Stream.info` of every connection, open or past.
-
-        Ready for JSON.
-        """
-        entries = []
-        for (peer, (traffic, channel, _)), stream in sorted(self._streams.items(), key=lambda item: item[0]):
-            info = stream.info()
-            if info is not None:
-                marks = {"dscp": traffic.dscp, "priority": traffic.priority, "channel": channel}
-                entries.append({"peer": peer, **{k: v for k, v in marks.items() if v}, **info})
-        return entries
-
-    def snapshots(self) -> list[tuple[int, ConnectionKey, dict[str, float]]]:
-        """Return peer, key and `sockets.snapshot_connection` of all open connections. Thread-safe."""
-        snapshots = []
-        for (peer, key), stream in list(self._streams.items()):
-            if (sock := stream.sock) is not None:
-                with contextlib.suppress(OSError):  # closed concurrently
-                    snapshots.append((peer, key, snapshot_connection(sock)))
-        return snapshots
-
-    def open_connections(self) -> frozenset[object]:
-        """Return an object for each open connection, the same one for as long as it is open."""
-        return frozenset(stream for stream in self._streams.values() if stream.sock is not None)
-
-    def peer_counts(self) -> dict[int, WireCounts] | None:
-        """Return the kernel's counts of the open connections, by peer; None if they are unavailable."""
-        counts: dict[int, WireCounts] = {}
-        try:
-            for (peer, _), stream in self._streams.items():
-                if stream.sock is not None:
-                    counts[peer] = counts.get(peer, WireCounts()).add(read_wire_counts(stream.sock))
-        except OSError:
-            return None
-        return counts
-
-    def socket_options(self) -> dict[tuple[int, object], SocketOptions]:
-        """Return the options of every open connection, by peer and its object in `open_connections`."""
-        options: dict[tuple[int, object], SocketOptions] = {}
-        for (peer, _), stream in self._streams.items():
-            if stream.sock is not None:
-                with contextlib.suppress(OSError):  # closed concurrently
-                    options[peer, stream] = read_socket_options(stream.sock)
-        return options
-
-    def wire_counts(self, peers: Mapping[int, WireCounts]) -> WireCounts | None:
-        """Return the sum over all peers; None if unavailable. peers: the result of `peer_counts`."""
-        return reduce(WireCounts.add, peers.values(), WireCounts())
-
-    def describe_state(self, peers: Iterable[int]) -> str:
-        """Return, as text, the state of the connections with these peers, to explain why nothing arrives."""
-        wanted, states = set(peers), []
-        for (peer, key), stream in sorted(self._streams.items(), key=lambda item: item[0]):
-            if peer not in wanted:
-                continue
-            state = "none yet" if stream.lost is None else "lost"
-            if (sock := stream.sock) is not None:
-                with contextlib.suppress(OSError):
-                    state = describe_socket_state(sock)
-            channel = f", channel {key.channel}" if key.channels else ""
-            states.append(f"connection with rank {peer}{channel}: {state}")
-        return "; ".join(states)
 
     def wake(self) -> None:
         """See Transport."""

@@ -23,6 +23,7 @@ from testbed.comm.transport.base import (
     TransportError,
     describe_abort,
 )
+from testbed.comm.transport.event_loop import ignore_events
 from testbed.comm.transport.sockets import IPPROTO_MPTCP, describe_connection
 
 # one read gets a header and a small payload, or several; of a large payload this much is copied twice
@@ -40,6 +41,8 @@ _TURN_BYTES = 1024 * 1024
 _READ = select.EPOLLIN
 _WRITE = select.EPOLLOUT
 _CLOSED = select.EPOLLERR | select.EPOLLHUP | select.EPOLLRDHUP
+
+_RESET = struct.pack("ii", 1, 0)  # of SO_LINGER: close with a TCP reset
 
 NOTHING = memoryview(b"")
 
@@ -62,7 +65,7 @@ class Stream:
         self.sock: socket.socket | None = None
         self.is_connected = False  # whether it has, or had, a socket
         self._info: dict[str, Any] = {}
-        self._watch: Callable[[int], None] = _no_watch
+        self._watch: Callable[[int], None] = ignore_events
         self._said_goodbye = False
         # outgoing: header, payload and argument of `_on_frame_sent`; how many bytes of the first frame are sent
         self._outgoing: deque[tuple[bytes, memoryview, Any]] = deque()
@@ -70,11 +73,9 @@ class Stream:
         # incoming: bytes read ahead, and the unfilled rest of the current payload
         self._stage = bytearray(_STAGE_BYTES)
         self._stage_view = memoryview(self._stage)
-        self._stage_start = 0
-        self._stage_end = 0
+        self._stage_start = self._stage_end = 0
         self._target: memoryview | None = None
-        self._low_water = 1
-        self._room = self._room_known_for = 0
+        self._low_water, self._room, self._room_known_for = 1, 0, 0
         self._paused = False
         # the payload of a frame that is not a message, while it is received, and who takes it
         self._control: tuple[bytearray, Callable[[bytearray], None]] | None = None
@@ -86,8 +87,10 @@ class Stream:
         raise NotImplementedError
 
     def _on_payload(self) -> None:
-        """Handle the complete payload that `_begin_payload` made room for; see `_end_control`."""
-        raise NotImplementedError
+        """Handle the complete payload that `_begin_payload` made room for; here of a frame that is not a message."""
+        assert self._control is not None
+        (data, then), self._control = self._control, None
+        then(data)
 
     def _on_frame_sent(self, what: Any, size_bytes: int) -> None:
         """Handle that the kernel has accepted all of a frame."""
@@ -215,7 +218,7 @@ class Stream:
     def reset(self, reason: str) -> None:
         """Fail with a TCP reset: data in flight to the peer is not retransmitted."""
         if self.sock is not None:
-            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         self.fail(reason)
 
     def _close_socket(self) -> None:
@@ -288,7 +291,7 @@ class Stream:
                     self._target = target[count:]
                 if not count:
                     # the process is gone; a reset frees the port pair for its next incarnation
-                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
                     self.fail("its end closed without a goodbye, as when a process ends")
                 if count < room or self.lost is not None or self._paused:
                     return  # nothing is left in the kernel, or reading stopped
@@ -336,11 +339,6 @@ class Stream:
         self._target = memoryview(self._control[0])
         return True
 
-    def _end_control(self) -> None:
-        assert self._control is not None
-        (data, then), self._control = self._control, None
-        then(data)
-
     def _begin_note(self, length: int) -> bool:
         if length > MAX_NOTE_BYTES:
             self.fail(f"its note announces {length} bytes")
@@ -373,7 +371,7 @@ class Stream:
         with contextlib.suppress(OSError):
             if self._said_goodbye:
                 # nothing is in flight: a reset leaves no TIME_WAIT that would block this port pair in the next run
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
             elif not self._begun_bytes:
                 sock.send(self._goodbye_header(b""))
         self.fail(PeerLost(self.rank, self.peer, reason, orderly))
@@ -400,7 +398,3 @@ class Stream:
         assert self.sock is not None
         number = self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         return os.strerror(number) if number else "its end closed"
-
-
-def _no_watch(mask: int) -> None:
-    """Ignore the mask: there is no socket yet."""

@@ -164,7 +164,7 @@ class Connection(Stream):
 
     def _on_payload(self) -> None:
         if self._control is not None:
-            self._end_control()
+            super()._on_payload()
             return
         into, self._into = self._into, None
         assert into is not None
