@@ -17,7 +17,7 @@ from testbed.comm.transport.datagram.receiver import Receiver
 from testbed.comm.transport.datagram.recoveries import RECOVERIES, Item, Parity
 from testbed.comm.transport.datagram.recoveries.erasure import Erasure
 from testbed.comm.transport.datagram.rtt_estimator import RttEstimator
-from testbed.contrib.conformance.datagrams import Channel, Fate
+from tests.datagram_channel import Channel, Fate
 
 SELECTIVE = ["selective_repeat", "nack", "erasure", "xor"]
 

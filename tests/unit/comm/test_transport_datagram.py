@@ -203,7 +203,7 @@ def test_who_breaks_the_rules_is_lost() -> None:
             pair.sockets[0].send(header + b"beyond")
         with raises(PeerLost) as caught:
             wait_requests(transport, pending)
-        return str(caught.value)
+        return str(caught.exception)
 
     assert "it sent 6 bytes at 7 of a message of 4" in over_datagrams(2, program)[1]
 
