@@ -108,17 +108,17 @@ class Messaging(EventQueue):
 
     def run_until_idle(self) -> None:
         """Run until there are no more events."""
-        heap, soon, fluid, busy = self.heap, self.soon, self.fluid, self.fluid.busy
+        heap, soon, fluid = self.heap, self.soon, self.fluid
         while True:
             now_s = self.now_s
             while heap and heap[0][0] <= now_s:
                 heappop(heap)[2]()
             while soon:
                 soon.popleft()()
-            if not busy:
+            if not fluid.busy:
                 if not heap:
                     break
-                while heap and not soon and not busy:
+                while heap and not soon and not fluid.busy:
                     self.now_s, _, action = heappop(heap)
                     action()
                 continue
