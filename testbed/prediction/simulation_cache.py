@@ -17,7 +17,7 @@ from testbed.gc_control import gc_disabled
 from testbed.net.paths.network import Network
 from testbed.prediction.channels import NO_WARMUP, Warmup
 from testbed.prediction.collective_flow import Isolated
-from testbed.prediction.compiled import NetworkSimulator
+from testbed.prediction.network_simulator import NetworkSimulator
 from testbed.prediction.simulation import simulate, simulate_steps
 from testbed.prediction.timeline import Timeline, peak_activation_bytes
 from testbed.workload.dispatch import Dispatching
