@@ -7,6 +7,7 @@ its operations in the order in which they become ready. Ranks on a network and t
 
 from __future__ import annotations
 
+import operator
 import random
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -105,10 +106,11 @@ class JobPlan:
 
     def with_algorithm(self, algorithm: str) -> JobPlan:
         """Return the plan with this algorithm in collectives that name none; the same object on every call."""
-        if not any(pattern.has_default_algorithm for pattern in self.symmetric.patterns):
+        patterns = [pattern.with_algorithm(algorithm) for pattern in self.symmetric.patterns]
+        if all(map(operator.is_, patterns, self.symmetric.patterns)):
             return self
-        key = "algorithm", algorithm
-        return self.cached(key, lambda: replace(self, ranks=self.symmetric.with_algorithm(algorithm)))
+        ranks = SymmetricPlans(patterns, self.symmetric.relocations)
+        return self.cached(("algorithm", algorithm), lambda: replace(self, ranks=ranks))
 
     @cached_property
     def symmetric(self) -> SymmetricPlans:
