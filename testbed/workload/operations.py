@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -34,6 +34,20 @@ class Operation:
     stream: str
     kind: str
     after: tuple[int, ...] = ()
+
+    def to_document(self) -> dict[str, Any]:
+        """Return the operation as JSON-ready values."""
+        return {"type": _NAMES[type(self)], **{one.name: getattr(self, one.name) for one in fields(self)}}
+
+    @staticmethod
+    def from_document(document: Mapping[str, Any]) -> Operation:
+        """Rebuild an operation from `to_document`, after a round trip through JSON."""
+        values = {name: _tuples(value) for name, value in document.items() if name != "type"}
+        return _TYPES[document["type"]](**values)
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 @dataclass(frozen=True)
@@ -190,18 +204,3 @@ _TYPES: dict[str, type[Operation]] = {
     "collective": GroupCollective,
 }
 _NAMES = {operation_type: name for name, operation_type in _TYPES.items()}
-
-
-def operation_document(operation: Operation) -> dict[str, Any]:
-    """Return an operation as JSON-ready values."""
-    return {"type": _NAMES[type(operation)], **asdict(operation)}
-
-
-def operation_from_document(document: Mapping[str, Any]) -> Operation:
-    """Rebuild an operation from `operation_document`, after a round trip through JSON."""
-    values = {name: _tuples(value) for name, value in document.items() if name != "type"}
-    return _TYPES[document["type"]](**values)
-
-
-def _tuples(value: Any) -> Any:
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value

@@ -30,8 +30,6 @@ from testbed.workload.operations import (
     Operation,
     Pause,
     RankPlan,
-    operation_document,
-    operation_from_document,
     replace_fields,
 )
 from testbed.workload.plan_patterns import SymmetricPlans
@@ -53,8 +51,6 @@ __all__ = [
     "Pause",
     "RankPlan",
     "jittered_s",
-    "operation_document",
-    "operation_from_document",
     "replace_fields",
 ]
 
@@ -141,30 +137,6 @@ class JobPlan:
     def dscp(self, operation: Operation) -> int:
         """Return the DSCP of an operation's packets."""
         return self.dscps.get(operation.kind, 0)
-
-    def to_document(self) -> dict[str, Any]:
-        """Return the plan as JSON-ready values."""
-        return {
-            "ranks": [list(map(operation_document, plan)) for plan in self.ranks],
-            "groups": [[name, list(members)] for name, members in self.groups],
-            "holds_receivers": self.holds_receivers,
-            "jitter": self.jitter,
-            "seed": self.seed,
-            "dscps": dict(self.dscps),
-            "buildings": list(self.buildings),
-            "tuning": self.tuning.to_document(),
-            "near": list(self.near),
-        }
-
-    @classmethod
-    def from_document(cls, document: dict[str, Any]) -> JobPlan:
-        """Rebuild a plan from `to_document`, after a round trip through JSON."""
-        ranks = [tuple(operation_from_document(entry) for entry in plan) for plan in document["ranks"]]
-        groups = tuple((name, tuple(members)) for name, members in document["groups"])
-        rest = {name: document[name] for name in ("holds_receivers", "jitter", "seed", "dscps")}
-        buildings, near = tuple(document["buildings"]), tuple(document["near"])
-        tuning = TuningTable.from_document(document["tuning"])
-        return cls(tuple(ranks), groups, buildings=buildings, tuning=tuning, near=near, **rest)
 
 
 def jittered_s(plan: JobPlan, rank: int, index: int, step: int) -> float:

@@ -8,8 +8,16 @@ from functools import cached_property
 from typing import Protocol
 
 from testbed.spec.serving import REPLICATE, InferenceSpec
-from testbed.workload.dispatch.batch_execution import UNNUMBERED, Dispatching, ExecutedPlan, Piece, PieceKey
-from testbed.workload.dispatch.dispatcher import DispatchLog, DispatchRules, Server
+from testbed.workload.dispatch import (
+    UNNUMBERED,
+    Dispatching,
+    DispatchLog,
+    DispatchRules,
+    ExecutedPlan,
+    Piece,
+    PieceKey,
+    Server,
+)
 from testbed.workload.plan import Computing, JobPlan
 from testbed.workload.plans import Mark, PlanBuilder, WorkloadRequest
 from testbed.workload.serving.costs import Card, ServingProblem, card_of
@@ -190,11 +198,12 @@ def plan_dispatching(
         by_node=entry is not None,
         seed=request.seed,
     )
-    pieces: dict[PieceKey, Piece] = {}
-    for size in sorted({batch.size for batch in batches}):
-        for number, node in enumerate(nodes):
-            for turn in range(len(node.cards)):
-                pieces[size, number, turn] = _piece(request, make_model(), (node, turn), size, entry)
+    pieces = tuple(
+        _piece(request, make_model(), node, (size, number, turn), entry)
+        for size in sorted({batch.size for batch in batches})
+        for number, node in enumerate(nodes)
+        for turn in range(len(node.cards))
+    )
     return Dispatching(
         rules,
         here,
@@ -210,15 +219,15 @@ def plan_dispatching(
 def _piece(
     request: WorkloadRequest,
     model: ServingModel,
-    at: tuple[Node, int],
-    size: int,
+    node: Node,
+    key: PieceKey,
     entry: int | None,
 ) -> Piece:
-    node, turn = at
+    size, _, turn = key
     model.next_turn(node, turn)
     builder = PlanBuilder(request)
     marks = model.serve(FrontEnd(builder, entry), UNNUMBERED, Batch(0, size, 0.0), node)
-    return Piece(builder.plan(), tuple(mark.number for mark in marks))
+    return Piece(key, builder.plan(), tuple(mark.number for mark in marks))
 
 
 def _arrival_plan(request: WorkloadRequest, batches: Sequence[Batch], here: int) -> JobPlan:

@@ -26,6 +26,7 @@ from testbed.comm.transport import (
 )
 from testbed.comm.transport.sockets import congestion_control, describe_connection
 from testbed.comm.transport.wire import ConnectionKey
+from testbed.documents import rebuild
 from testbed.measure.execution.isolated_all_reduce import IsolatedBaseline
 from testbed.measure.ranks.telemetry import SocketSampler
 from testbed.measure.results.summary import StepResult, summarise_connections
@@ -102,7 +103,7 @@ def test_rules_come_through_json_as_they_were() -> None:
         topology().hosts,
         [(0, 4, 0, 0, 1e9)],
     )
-    assert SocketRules.from_document(json.loads(json.dumps(asdict(rules)))) == rules
+    assert rebuild(SocketRules, json.loads(json.dumps(asdict(rules)))) == rules
     assert rules.settings(USUAL, 0, 4, ConnectionKey(), "same_region").pacing_bps == 1e9
     assert rules.settings(USUAL, 4, 0, ConnectionKey(), "same_region").pacing_bps is None
 
