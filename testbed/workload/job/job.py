@@ -28,8 +28,8 @@ from testbed.workload.job.endpoints import THIS_NAMESPACE, JobEndpoints, Planned
 from testbed.workload.job.errors import wrong_workload
 from testbed.workload.job.fault_resolution import replication_of
 from testbed.workload.job.kinds import JobRequest, make_plan
+from testbed.workload.job.kinds.trace import recorded_trace
 from testbed.workload.job.launch_spec import Replication
-from testbed.workload.job.recorded_trace import recorded_trace
 from testbed.workload.job.traffic_matrix import Pairs, flows_of, planned_rates, socket_rules_of
 from testbed.workload.job.training import Training
 from testbed.workload.job.tuning_choice import tuning_of

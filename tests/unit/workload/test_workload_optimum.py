@@ -26,12 +26,12 @@ from testbed.workload.schedules import (
     check_orders,
     make_schedule,
     read_csv,
-    schedule_cache,
 )
+from testbed.workload.schedules import optimal as optimal_module
 from testbed.workload.schedules.action_times import peak_activations, time_orders
 from testbed.workload.schedules.base import SCHEDULES
 from testbed.workload.schedules.cp_sat import JobShop
-from testbed.workload.schedules.optimal_search import activation_limit, find_optimal, lower_bound_s
+from testbed.workload.schedules.optimal import activation_limit, find_optimal, lower_bound_s
 
 KINDS = (Kind.FORWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT)
 
@@ -39,8 +39,8 @@ KINDS = (Kind.FORWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT)
 @pytest.fixture(autouse=True)
 def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Nobody's cache, and nothing known from other tests."""
-    monkeypatch.setattr(schedule_cache, "folder", lambda: tmp_path / "schedules")
-    monkeypatch.setattr(schedule_cache, "_known", {})
+    monkeypatch.setattr(optimal_module, "folder", lambda: tmp_path / "schedules")
+    monkeypatch.setattr(optimal_module, "_known", {})
     return tmp_path / "schedules"
 
 
@@ -155,8 +155,8 @@ def test_what_was_found_is_kept(own_cache: Path, monkeypatch: pytest.MonkeyPatch
     costs = Costs(1.0, 0.9, 0.8, (1.0, 1.0), (0.2, 0.2))
     first = make_schedule("optimal", 3, 4, costs)
     assert len(list(own_cache.glob("*.json"))) == 1
-    monkeypatch.setattr(schedule_cache, "_known", {})
-    monkeypatch.setattr("testbed.workload.schedules.optimal_search.find_optimal", None)
+    monkeypatch.setattr(optimal_module, "_known", {})
+    monkeypatch.setattr("testbed.workload.schedules.optimal.find_optimal", None)
     again = make_schedule("optimal", 3, 4, costs)
     assert (again, again.searched) == (first, first.searched)
     monkeypatch.undo()
@@ -183,7 +183,7 @@ def test_a_cache_that_cannot_be_read_is_done_without(
     first = make_schedule("optimal", 2, 2, costs)
     (file,) = own_cache.glob("*.json")
     file.write_text('{"orders": "0F0')
-    monkeypatch.setattr(schedule_cache, "_known", {})
+    monkeypatch.setattr(optimal_module, "_known", {})
     assert make_schedule("optimal", 2, 2, costs) == first
 
 
