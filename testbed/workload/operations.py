@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
-from functools import cached_property
+from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
 from testbed.comm.collectives.algorithms.all_to_all_v import sent_rows
@@ -145,14 +144,9 @@ class GroupCollective(Operation):
         """Whether every pair of members has its own element count."""
         return bool(self.counts or self.table)
 
-    @cached_property
-    def anonymous(self) -> GroupCollective:
-        """A copy without name, stream, kind and dependencies; equal for members' parts of the same collective."""
-        return replace(self, name="", stream="", kind="", after=())
-
     @property
     def exchange_key(self) -> tuple[object, ...]:
-        """A key that is equal exactly when `anonymous` is, and much cheaper to build."""
+        """A key that is equal for members' parts of the same collective: all but labels and dependencies."""
         return (
             self.group,
             self.collective,
@@ -185,10 +179,8 @@ def replace_fields(operation: Kind, **values: Any) -> Kind:
 
     A step has tens of thousands of operations.
     """
-    fields = operation.__dict__ | values
-    fields.pop("anonymous", None)  # cached from the old values
     copy = object.__new__(type(operation))
-    object.__setattr__(copy, "__dict__", fields)
+    object.__setattr__(copy, "__dict__", operation.__dict__ | values)
     return copy
 
 

@@ -99,7 +99,7 @@ def plan_job(
     )
     places = [
         (coordinate[PIPELINE], coordinate[REPLICATE] if replica_schedules else 0)
-        for coordinate in mesh.coordinates()
+        for coordinate in mesh.coordinates
     ]
     schedules = [own.content_hash for own in replica_schedules or [schedule]]
     # hashed once here: a tuple would hash its parts anew at each look-up

@@ -428,7 +428,7 @@ def test_the_outermost_dimension_is_the_one_of_distant_ranks() -> None:
     assert turned.groups(REPLICATE) == [(0, 1), (2, 3), (4, 5), (6, 7)]
     moved = make_mesh(given, 8, 1, mapping=(0, 4, 1, 5, 2, 6, 3, 7))
     assert moved.groups(REPLICATE) == [(0, 2), (4, 6), (1, 3), (5, 7)]
-    assert moved.rank(moved.coordinates()[5]) == 5
+    assert moved.rank(moved.coordinates[5]) == 5
 
 
 def test_a_mapping_that_knows_buildings_lets_less_cross(tmp_path: Path) -> None:
