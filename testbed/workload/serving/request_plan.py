@@ -21,8 +21,7 @@ from testbed.workload.plan import Computing, JobPlan
 from testbed.workload.plans import Mark, PlanBuilder, WorkloadRequest
 from testbed.workload.serving.costs import Card, ServingProblem, card_of
 from testbed.workload.serving.frontend import ARRIVALS, Batch, BatchPlanner, Node, ServingModel, form_batches
-from testbed.workload.serving.generation import Generation
-from testbed.workload.serving.recommendation import Recommendation
+from testbed.workload.serving.models import Generation, Recommendation
 
 
 @dataclass(frozen=True)

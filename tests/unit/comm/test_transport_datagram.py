@@ -31,9 +31,8 @@ from testbed.spec.errors import ConfigError
 from testbed.spec.scale import Scale
 from testbed.spec.topology import load_topology
 from testbed.spec.transport import TransportSpec
-from testbed.workload.job.endpoint_resolution import endpoints_on, resolve_endpoints
+from testbed.workload.job.endpoint_resolution import endpoints_on, flows_of, resolve_endpoints
 from testbed.workload.job.endpoints import JobEndpoints
-from testbed.workload.job.traffic_matrix import flows_of
 from tests.unit.measure.ranks import Places
 
 PAYLOAD_BYTES = 9000 - 28 - DATA.size - PARITY.size

@@ -40,7 +40,14 @@ from testbed.spec.scale import UNSCALED, Scale
 from testbed.spec.scenario import Scenario, load_scenario
 from testbed.spec.topology import Topology, load_topology
 from testbed.spec.transport import SocketsSpec, TransportSpec
-from testbed.workload.job.endpoint_resolution import endpoints_on, multipath_of, resolve_endpoints
+from testbed.workload.job.endpoint_resolution import (
+    endpoints_on,
+    flows_of,
+    multipath_of,
+    planned_rates,
+    resolve_endpoints,
+    socket_rules_of,
+)
 from testbed.workload.job.endpoints import (
     LISTEN_PORT,
     SUBFLOW_PORT,
@@ -48,7 +55,6 @@ from testbed.workload.job.endpoints import (
     JobEndpoints,
     SocketRules,
 )
-from testbed.workload.job.traffic_matrix import flows_of, planned_rates, socket_rules_of
 
 REPOSITORY = Path(__file__).parents[3]
 USUAL = SocketSettings("cubic")

@@ -27,10 +27,10 @@ from testbed.spec.scale import Scale
 from testbed.spec.scenario import Scenario, load_scenario
 from testbed.spec.topology import load_topology
 from testbed.workload.dependency_tracker import DependencyTracker
+from testbed.workload.job.endpoint_resolution import sum_pairs
 from testbed.workload.job.job import Job, job_of
-from testbed.workload.job.traffic_matrix import sum_pairs
 from testbed.workload.plan import QUEUE, Computing, JobPlan
-from testbed.workload.serving import draw_arrivals, form_batches, read_arrivals
+from testbed.workload.serving.frontend import draw_arrivals, form_batches, read_arrivals
 from tests.queueing import (
     md1_wait_s,
     mdc_wait_s,

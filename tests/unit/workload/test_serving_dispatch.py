@@ -34,9 +34,9 @@ from testbed.workload.dispatch import (
     PieceKey,
     Server,
 )
+from testbed.workload.job.endpoint_resolution import sum_pairs
 from testbed.workload.job.job import Job, job_of
 from testbed.workload.job.launch_spec import JobSpec
-from testbed.workload.job.traffic_matrix import sum_pairs
 from testbed.workload.plan import Message, Operation
 from tests.queueing import md1_wait_s, waits_s
 from tests.unit.workload.test_serving import RECOMMENDATION, SAMPLES, TABLES, job, sent

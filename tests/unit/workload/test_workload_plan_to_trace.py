@@ -15,8 +15,8 @@ from testbed.spec.scenario import Scenario, load_scenario
 from testbed.workload.job.kinds.trace import recorded_trace
 from testbed.workload.plan import GroupCollective
 from testbed.workload.trace_conversion import TraceInfo, trace_of
-from testbed.workload.traces import Collective, Compute, TraceError
 from testbed.workload.traces.chakra import read_job, write_job
+from testbed.workload.traces.trace import Collective, Compute, TraceError
 from tests.unit.workload.et_wire import (
     COMP,
     INT64,

@@ -26,8 +26,8 @@ from testbed.workload.job.rank_placement import map_hosts, minimize_crossing
 from testbed.workload.plan import JobPlan
 from testbed.workload.plan_volume import plan_traffic
 from testbed.workload.trace_conversion import ALL_REDUCE, BARRIER, plan_trace
-from testbed.workload.traces import Collective, JobTrace, Node, TraceError
 from testbed.workload.traces.rank_orders import families_of, order_of, placements_of, reorder_ranks
+from testbed.workload.traces.trace import Collective, JobTrace, Node, TraceError
 
 Pairs = Mapping[tuple[int, int], int]
 """Bytes per ordered pair of a trace's ranks."""
