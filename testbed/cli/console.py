@@ -14,7 +14,7 @@ from rich.text import Text
 from testbed.errors import BadInput
 from testbed.spec.scenario import Scenario
 from testbed.workload.job.job import unused_inputs
-from testbed.workload.schedules.optimal_search import LISTENER
+from testbed.workload.schedules.optimal import LISTENER
 
 
 class _More(ProgressColumn):

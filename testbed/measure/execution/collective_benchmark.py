@@ -29,11 +29,11 @@ from testbed.workload.job.endpoint_resolution import (
     loopback_endpoints,
     multipath_of,
     resolve_endpoints,
+    socket_rules_of,
     wants_rdma,
 )
 from testbed.workload.job.endpoints import JobEndpoints, RankEndpoint, SocketRules
 from testbed.workload.job.errors import RunError
-from testbed.workload.job.traffic_matrix import socket_rules_of
 from testbed.workload.uniform_plans import uneven_rows
 
 END_TIMEOUT_S = 10.0

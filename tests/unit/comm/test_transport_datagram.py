@@ -21,6 +21,7 @@ from testbed.comm.transport.datagram.sender import DatagramSettings
 from testbed.comm.transport.datagram.transport import DatagramTransport
 from testbed.comm.transport.datagram.udp import HEADER_STRIDE, PerPacket, SegmentationOffload, SendBatch
 from testbed.contrib.conformance.harness import in_threads, raises, wait_requests
+from testbed.documents import rebuild
 from testbed.net.controller import View
 from testbed.net.controller.policies.multipath import QpAware
 from testbed.net.paths.alpha_beta import bdp_bytes, frame_per_payload
@@ -30,9 +31,8 @@ from testbed.spec.errors import ConfigError
 from testbed.spec.scale import Scale
 from testbed.spec.topology import load_topology
 from testbed.spec.transport import TransportSpec
-from testbed.workload.job.endpoint_resolution import endpoints_on, resolve_endpoints
+from testbed.workload.job.endpoint_resolution import endpoints_on, flows_of, resolve_endpoints
 from testbed.workload.job.endpoints import JobEndpoints
-from testbed.workload.job.traffic_matrix import flows_of
 from tests.unit.measure.ranks import Places
 
 PAYLOAD_BYTES = 9000 - 28 - DATA.size - PARITY.size
@@ -276,7 +276,7 @@ def test_paths_are_declared_by_udp_port_and_get_planes_of_their_own() -> None:
     product = wiring.round_trips_s[0][1] * wiring.path_bps[0][1] / 8 / frame_per_payload(topology)
     assert wiring.bdp_bytes[0][1] == pytest.approx(product, abs=1)
     assert wiring.port_bps == tuple(host.nic.rate_bps for host in hosts)
-    assert JobEndpoints.from_document(json.loads(json.dumps(asdict(wiring)))) == wiring
+    assert rebuild(JobEndpoints, json.loads(json.dumps(asdict(wiring)))) == wiring
 
 
 @pytest.mark.parametrize(
