@@ -29,11 +29,12 @@ from testbed.cli.run_output import EXIT_UNTRUSTED, print_result, show_progress
 from testbed.cli.virtual import DEFAULT_STALL_TIMEOUT, CpuTimeOption, MemoryOption, StallOption
 from testbed.cli.watch import shown
 from testbed.measure.execution.run import Request
+from testbed.measure.fidelity.invariants import HOST_CHECKS
 from testbed.measure.results.run_directory import default_path
 from testbed.net.doctor.host_resources import describe_busy, find_busiest
 from testbed.spec.scenario import load_scenario
 
-BUSY = {"cpu_headroom", "foreign_load", "scheduler_lag"}  # invariants that fail on a busy machine
+BUSY = {check.name for check in HOST_CHECKS}
 
 
 def add_commands(app: typer.Typer) -> None:

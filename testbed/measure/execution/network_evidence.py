@@ -11,12 +11,11 @@ from typing import Any
 from testbed.measure.execution.event_player import affected_cards
 from testbed.measure.execution.job_run import JobRun, LinkSample, StepClock
 from testbed.measure.execution.rank_evidence import RankEvidence
-from testbed.measure.fidelity import Invariant
 from testbed.measure.fidelity.building_invariants import (
     building_of,
     conservation_in_buildings,
     lossless,
-    no_pause_cycle,
+    no_pause_circle,
     packet_balances,
     subtract_counts,
     timed_cables,
@@ -32,6 +31,7 @@ from testbed.measure.fidelity.host_invariants import (
 )
 from testbed.measure.fidelity.invariants import Conservation
 from testbed.measure.fidelity.link_invariants import PortDrops
+from testbed.measure.fidelity.verdict import Invariant
 from testbed.measure.ranks.telemetry import REAL_LATE_S, REAL_WAIT_S
 from testbed.measure.results.summary import StepResult
 from testbed.net.fabric.bridges import NIC, Cable, End, cables
@@ -348,7 +348,7 @@ def pause_invariants(topology: Topology, rows: Sequence[Mapping[str, Any]]) -> l
     dropped, pauses = (sum(row[name] for row in rows) for name in ("dropped", "pauses"))
     return [
         lossless(dropped, pauses, fullest, shares[fullest]),
-        no_pause_cycle(find_pause_cycle(topology)),
+        no_pause_circle(find_pause_cycle(topology)),
     ]
 
 

@@ -196,8 +196,8 @@ class ProgramCheck:
                 invariants.rate_accuracy(self._measurements),
                 invariants.delay_accuracy(self._measurements),
                 link_invariants.jitter_accuracy(self._measurements),
-                link_invariants.settings_in_force("settings_in_force", "the network", settings),
-                link_invariants.settings_in_force("offload_state", "offloads", offloads),
+                link_invariants.settings_in_force(settings),
+                link_invariants.offload_state(offloads),
                 link_invariants.nothing_changed(changes),
             ]
         )
@@ -205,7 +205,7 @@ class ProgramCheck:
 
 def verdict_lines(verdict: Verdict) -> list[str]:
     """Return the verdict and the failed invariants as lines of text."""
-    broken = [f"{one.name}: {one.sentence}" for one in verdict.invariants if one.ok is False]
+    broken = [f"{one.name}: {one.sentence}" for one in verdict.failed]
     return [f"the network: {verdict.status}, {len(verdict.invariants)} checks", *broken]
 
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from testbed.measure.execution.job_run import LinkSample, StepClock
-from testbed.measure.fidelity import Invariant
 from testbed.measure.fidelity.cross_check_invariants import (
     EXACT_S,
     CardClaim,
@@ -24,6 +23,7 @@ from testbed.measure.fidelity.cross_check_invariants import (
     step_ends_witnessed,
 )
 from testbed.measure.fidelity.timing_invariants import StepTime, steps_alike
+from testbed.measure.fidelity.verdict import Invariant
 from testbed.measure.results.summary import StepResult, undisturbed_steps
 from testbed.net.fabric.bridges import NIC
 from testbed.net.fabric.change_watch import Change
@@ -87,8 +87,7 @@ class RankEvidence:
             bytes_witnessed(
                 hosts,
                 [sample for sample in prompt if comparable and sample["operation"] == "step"],
-                self._cards(hosts),
-                self._links(steps),
+                [*self._cards(hosts), *self._links(steps)],
                 repeats=self.job.scenario.transport.kind == "datagram",
             ),
             compute_as_asked(list(self._computed(own))),

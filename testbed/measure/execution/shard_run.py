@@ -39,7 +39,7 @@ from testbed.measure.execution.shard_records import (
     shift_times,
 )
 from testbed.measure.execution.stalls import StallReporter, StallWatch
-from testbed.measure.fidelity import LinkMeasurement, MonitorProcess, measure_links
+from testbed.measure.fidelity import cpu_monitor, probe
 from testbed.measure.fidelity.capacity import NetworkBackend
 from testbed.measure.fidelity.link_invariants import Tunnel
 from testbed.measure.fidelity.similarity import run_numbers
@@ -158,7 +158,7 @@ class ShardRun:
         with fabric:
             watch = fabric.watch(*parts_changed_by(self.events, self.topology))
             self.progress.phase("measuring rate and delay of every WAN link")
-            measurements = measure_links(self.topology, fabric.probe_pids())
+            measurements = probe.measure_links(self.topology, fabric.probe_pids())
             if fabric.has_queues:
                 with watch.own_change():
                     fabric.apply_queues()
@@ -181,7 +181,9 @@ class ShardRun:
                 stack.enter_context(capture)
                 stack.callback(reporter.end)
                 if self.clock != "free":
-                    monitor = stack.enter_context(MonitorProcess(self.folder / launchers.MONITOR_FILE))
+                    monitor = stack.enter_context(
+                        cpu_monitor.MonitorProcess(self.folder / launchers.MONITOR_FILE)
+                    )
                     job.watch_also = lambda: None if monitor.alive() else "the host monitor ended"
                     stack.enter_context(launchers.monitor_remote_hosts(fabric))
                 try:
@@ -263,7 +265,7 @@ class ShardRun:
     def _record(
         self,
         job: JobRun,
-        measurements: list[LinkMeasurement],
+        measurements: list[probe.LinkMeasurement],
         shown: dict[str, Any],
         changed: tuple[str | None, str | None],
         watch: ChangeWatch,
@@ -338,7 +340,7 @@ class ShardRun:
         figures = {
             "clock": clock,
             "scale": scale,
-            "dimensionless": [number.to_dict() for number in numbers],
+            "dimensionless": numbers,
             "variants": variants,
             "manifest": manifest,
         }
@@ -370,7 +372,7 @@ class ShardRun:
             "step_time_s": median(self.scale.real_s(step.step_time_s) for step in steps),
             "expected_wan_bytes": expected,
             "predicted_s": self.scale.real_s(predicted.step_time_s) if predicted else None,
-            "verdict": assess(evidence, steps, expected, observed).to_dict(),
+            "verdict": assess(evidence, steps, expected, observed),
             "control": asdict(self.scenario.control.resolve()),
             "pauses": list(evidence.pauses),
             "port_drops": [port_record(drops, self.scale) for drops in evidence.port_drops],
