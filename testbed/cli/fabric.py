@@ -38,7 +38,7 @@ from testbed.net.fabric.flow_trace import MAX_DSCP, MAX_PORT, Flow, Trace, trace
 from testbed.net.fabric.running_fabric import ALL, change_link, parse_link_settings
 from testbed.net.fabric.running_fabric import inspect as read_back
 from testbed.net.links.link_engine import direction_to_json
-from testbed.spec.errors import ConfigError, Problem
+from testbed.spec.errors import option_error
 from testbed.spec.link_direction import LossBursts
 from testbed.spec.policy import DEFAULT_POLICY
 from testbed.spec.scale import Scale
@@ -214,9 +214,7 @@ def set_link(
 ) -> None:
     """Change settings of a WAN link in place; all others stay. Packets in flight keep their delay."""
     if way is not None:
-        raise ConfigError(
-            [Problem("command line", None, "--way", "an option that was renamed", "--direction")]
-        )
+        raise option_error("--way", "an option that was renamed", "--direction")
     changed = change_link(
         find_fabric(fabric, link=None if link == ALL else link),
         link,

@@ -21,7 +21,7 @@ from testbed.cli.options import JsonOption
 from testbed.measure.results.run_directory import RUNS
 from testbed.measure.results.run_listing import Entry, list_entries, remove, select_prunable
 from testbed.net.fabric.fabric_state import FabricState, host_names, link_names, load_all
-from testbed.spec.errors import ConfigError, Problem
+from testbed.spec.errors import option_error
 from testbed.spec.units import parse_duration, size_text
 
 FolderArgument = Annotated[Path, typer.Argument(help="The folder of runs.")]
@@ -127,7 +127,7 @@ def prune(
     """Remove old runs, sweeps and searches, or with --left those that failed or were killed. Never active ones."""
     if keep is None and older_than is None and not left:
         expected = "--keep N, --older-than AGE or --left"
-        raise ConfigError([Problem("command line", None, "runs prune", "no criterion", expected)])
+        raise option_error("runs prune", "no criterion", expected)
     older_s = None if older_than is None else age_s(older_than)
     chosen = select_prunable(list_entries(folder), time.time(), keep=keep, older_s=older_s, left=left)
     console = Console(stderr=True, highlight=False)
@@ -147,7 +147,7 @@ def age_s(text: str) -> float:
         return float(number) * DAY_S if number and not unit else parse_duration(text)
     except ValueError:
         expected = "an age such as 7 d, 12 h or 30 min"
-        raise ConfigError([Problem("command line", None, "--older-than", repr(text), expected)]) from None
+        raise option_error("--older-than", repr(text), expected) from None
 
 
 def age_text(seconds: float) -> str:

@@ -15,6 +15,7 @@ from testbed.measure.execution.event_player import affected_cards, hosts_beyond_
 from testbed.measure.execution.guests import DATAPATH, LINK_ENGINE, Guests
 from testbed.measure.execution.live_log import RunLive
 from testbed.measure.execution.network_setup import (
+    check_clock,
     choose_guests,
     choose_network_backend,
     choose_scale,
@@ -46,13 +47,11 @@ from testbed.net.virtual.kernel_image import find_image
 from testbed.prediction.dry_run import workloads_of
 from testbed.prediction.executors import Executor
 from testbed.prediction.executors.dask_cluster import Cluster
-from testbed.spec.errors import ConfigError, Problem
+from testbed.spec.errors import ConfigError, Problem, option_error
 from testbed.spec.scale import Scale
 from testbed.spec.scenario import Scenario
 from testbed.workload.job.endpoint_resolution import wants_rdma
 from testbed.workload.job.job import Workload
-
-CLOCKS = ("real", "virtual")
 
 
 @dataclass(frozen=True)
@@ -111,13 +110,13 @@ def prepare(request: Request) -> PreparedRun:
     check_clock(request.clock)
     refuse_existing(request.output)
     if request.machines and request.clock == "virtual":
-        raise ConfigError([Problem("command line", None, "--machines", "--clock virtual", "--clock real")])
+        raise option_error("--machines", "--clock virtual", "--clock real")
     workloads = workloads_of(request.scenario, Scale())
     together = parse_ranks_per_process(request.ranks_per_process, request.scenario.ranks, request.scenario)
     if request.clock == "virtual":
         return _in_guests(request, workloads, together)
     if isinstance(request.engine, Cluster):  # real-clock measurements run on this machine only
-        raise ConfigError([Problem("command line", None, "--engine dask", "--clock real", "--clock virtual")])
+        raise option_error("--engine dask", "--clock real", "--clock virtual")
     return _here(request, workloads.values(), together)
 
 
@@ -130,12 +129,6 @@ def check_here(scenario: Scenario, file: str, clock: str) -> None:
         _backend_and_scale(Request(scenario, Path(), file))
 
 
-def check_clock(clock: str) -> None:
-    """Raise ConfigError for an unknown clock."""
-    if clock not in CLOCKS:
-        raise ConfigError([Problem("command line", None, "--clock", clock, " or ".join(CLOCKS))])
-
-
 def _in_guests(request: Request, workloads: Mapping[str, Workload], together: int | None) -> PreparedRun:
     scenario, datapath = request.scenario, request.datapath
     pauses = _pauses(scenario)
@@ -144,7 +137,7 @@ def _in_guests(request: Request, workloads: Mapping[str, Workload], together: in
     if link_engine not in (None, guest_engine) or datapath not in (None, DATAPATH):
         asked = f"{link_engine or guest_engine} and {datapath or DATAPATH}"
         offered = f"{guest_engine} and {DATAPATH}"
-        raise ConfigError([Problem("command line", None, "--clock virtual", asked, offered)])
+        raise option_error("--clock virtual", asked, offered)
     image = find_image()
     rank_bytes = max(workload.rank_bytes for workload in workloads.values())
     scale = choose_virtual_scale(scenario, rank_bytes)
@@ -215,7 +208,7 @@ def parse_machines(asked: str | None, scenario: Scenario, workloads: Iterable[Wo
     }
     if found := [feature for feature, is_used in refused.items() if is_used]:
         expected = f"a scenario without {' and '.join(found)}, or one machine"
-        raise ConfigError([Problem("command line", None, "--machines", asked, expected)])
+        raise option_error("--machines", asked, expected)
     return [name.strip() for name in asked.split(",")]
 
 
