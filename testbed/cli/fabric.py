@@ -44,19 +44,8 @@ from testbed.spec.policy import DEFAULT_POLICY
 from testbed.spec.scale import Scale
 from testbed.spec.units import format_fraction, format_size, rate_text, size_text, time_text
 
+link_app = typer.Typer(no_args_is_help=True, help="Change WAN links of a running network.")
 EVENTS = ("duplicate", "reorder", "corrupt")
-
-
-def add_commands(app: typer.Typer) -> None:
-    """Register this module's commands."""
-    for command in (up, inspect, down, clean):
-        app.command()(command)
-    app.command(name="exec", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(
-        execute
-    )
-    app.command(name="doctor")(diagnose)
-    _add_link_commands(app)
-    app.command()(probe)
 
 
 def diagnose(as_json: JsonOption = False) -> None:
@@ -192,12 +181,7 @@ def clean(
         console.print("nothing to clean")
 
 
-def _add_link_commands(app: typer.Typer) -> None:
-    link = typer.Typer(no_args_is_help=True, help="Change WAN links of a running network.")
-    link.command(name="set")(set_link)
-    app.add_typer(link, name="link")
-
-
+@link_app.command(name="set")
 def set_link(
     link: Annotated[
         str, typer.Argument(help="A link, such as east-west-0 (building, building, plane), or all.")

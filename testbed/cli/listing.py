@@ -26,17 +26,9 @@ from testbed.spec.units import parse_duration, size_text
 
 FolderArgument = Annotated[Path, typer.Argument(help="The folder of runs.")]
 DAY_S = 86400.0
-
-
-def add_commands(app: typer.Typer) -> None:
-    """Register this module's commands."""
-    app.command()(ps)
-    runs = typer.Typer(
-        no_args_is_help=True, help="Runs, sweeps and searches in ./runs: list them, remove old ones."
-    )
-    runs.command(name="ls")(list_runs)
-    runs.command(name="prune")(prune)
-    app.add_typer(runs, name="runs")
+runs_app = typer.Typer(
+    no_args_is_help=True, help="Runs, sweeps and searches in ./runs: list them, remove old ones."
+)
 
 
 def ps(as_json: JsonOption = False) -> None:
@@ -97,6 +89,7 @@ def _network(state: FabricState) -> Network:
     return Network(state.id, state.topology, phase, state.failure, user, state.owner_pid, since_s, *names)
 
 
+@runs_app.command(name="ls")
 def list_runs(folder: FolderArgument = RUNS, as_json: JsonOption = False) -> None:
     """List runs with their verdicts, sweeps, searches, and failed or killed runs, oldest first."""
     found = list_entries(folder)
@@ -110,6 +103,7 @@ def list_runs(folder: FolderArgument = RUNS, as_json: JsonOption = False) -> Non
     _print(found, console)
 
 
+@runs_app.command(name="prune")
 def prune(
     folder: FolderArgument = RUNS,
     keep: Annotated[

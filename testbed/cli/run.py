@@ -36,11 +36,6 @@ from testbed.spec.scenario import load_scenario
 BUSY = {"cpu_headroom", "foreign_load", "scheduler_lag"}  # invariants that fail on a busy machine
 
 
-def add_commands(app: typer.Typer) -> None:
-    """Register this module's commands."""
-    app.command()(run)
-
-
 def run(
     scenario: Annotated[Path, typer.Argument(help="A scenario file.")],
     output: OutputOption = None,
