@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from testbed.measure.execution.identity import worker_identity
 from testbed.measure.execution.progress import Progress
-from testbed.measure.execution.remote_guests import worker_identity
 from testbed.measure.execution.run import PreparedRun, Request, prepare
 from testbed.measure.results.manifest import Manifest
 from testbed.measure.results.result import Result

@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
 
 from testbed.errors import TestbedError
 from testbed.measure.diagnosis import diagnose, read_evidence
@@ -24,7 +23,6 @@ from testbed.measure.execution.network_setup import (
     link_engine_for,
 )
 from testbed.measure.execution.progress import Progress
-from testbed.measure.execution.remote_guests import RemoteGuests
 from testbed.measure.execution.resources import (
     forecast_text,
     guest_loads,
@@ -149,12 +147,9 @@ def _in_guests(request: Request, workloads: Mapping[str, Workload], together: in
     expected = choose_guests(scenario, scale, rank_bytes, loads, request.jobs, asked_bytes)
     settings = replace(settings, memory_bytes=expected.ceiling_bytes, expected_bytes=required_bytes(expected))
     hint = halving_option(scenario, scale, loads, expected)
-    if isinstance(request.engine, Cluster):
-        return PreparedRun(
-            request, scale, RemoteGuests(image, settings, expected, together, guest_engine, request.engine)
-        )
-    guests = Guests(image, settings, expected, together, guest_engine)
-    return PreparedRun(request, scale, guests, forecast_text(expected, hint))
+    cluster = request.engine if isinstance(request.engine, Cluster) else None
+    guests = Guests(image, settings, expected, together, guest_engine, cluster)
+    return PreparedRun(request, scale, guests, "" if cluster else forecast_text(expected, hint))
 
 
 def _here(request: Request, workloads: Iterable[Workload], together: int | None) -> PreparedRun:
@@ -265,38 +260,6 @@ def failure_summary(left: Path) -> list[str]:
     return [verdict_line(own.verdicts[0]) for own in found if own.verdicts]
 
 
-class Backend(Protocol):
-    """Runs shards, each in its own network."""
-
-    @property
-    def words(self) -> str:
-        """A description of the backend for people."""
-
-    def shards(self, scenario: Scenario) -> list[Shard]:
-        """Split a scenario into shards."""
-
-    def identity(self, scenario: Scenario, scale: Scale) -> str | None:
-        """Return a key for everything that a shard's record depends on; None if records are not reproducible."""
-
-    def run_shards(
-        self,
-        scenario: Scenario,
-        shards: Sequence[Shard],
-        scale: Scale,
-        parts: ShardFolders,
-        progress: Progress,
-    ) -> BackendResult:
-        """Measure all shards that are not finished, each in `parts.folder`/NUMBER.
-
-        If a shard fails or the user interrupts, all processes are stopped, and finished records stay in place.
-
-        Raises:
-            FabricError: If a network cannot be built.
-            RunError: If a rank or another part fails.
-            VirtualClockError: If a guest fails.
-        """
-
-
 class LocalBackend:
     """A backend that runs one shard after the other in this process, as root.
 
@@ -334,7 +297,7 @@ class LocalBackend:
         parts: ShardFolders,
         progress: Progress,
     ) -> BackendResult:
-        """Measure the shards in turn; see `Backend`."""
+        """Measure the shards in turn, each in `parts.folder`/NUMBER; see `Guests.run_shards`."""
         began_s = time.monotonic()
         records = []
         for shard in shards:
@@ -372,3 +335,7 @@ def _shard_progress(
         progress.step(shard.number * each + number, len(shards) * each)
 
     return Progress(phase, step)
+
+
+Backend = LocalBackend | Guests
+"""Runs shards, each in its own network."""
