@@ -60,11 +60,6 @@ HEADINGS = (
 WIDTHS = (1, 12, 12, 9, 8, 19, 11, 9, 9, 7, 9)
 
 
-def add_commands(app: typer.Typer) -> None:
-    """Register this module's command."""
-    app.command()(bench)
-
-
 def bench(
     collective: Annotated[str, typer.Argument(help=f"One of {', '.join(COLLECTIVES)}, or FILE.py:NAME.")],
     least: Annotated[str, typer.Option("--minbytes", "-b", help="Smallest size.")] = "4K",

@@ -46,11 +46,6 @@ HEADINGS = (
 WIDTHS = (7, 10, 9, 9, 9, 11, 10, 10, 10, 10, 9)
 
 
-def add_commands(app: typer.Typer) -> None:
-    """Register this module's command."""
-    app.command()(bootstrap)
-
-
 def bootstrap(
     topology: Annotated[Path, typer.Argument(help="A topology file; each host has several ranks.")],
     ranks: Annotated[

@@ -19,11 +19,6 @@ from testbed.show.report import print_summary
 from testbed.spec.units import time_text
 
 
-def add_commands(app: typer.Typer) -> None:
-    """Register this module's command."""
-    app.command()(calibrate)
-
-
 def calibrate(
     clock: Annotated[
         Literal["virtual", "real"], typer.Option(help="The clock to calibrate for.")

@@ -19,13 +19,6 @@ from testbed.spec.units import size_text, time_text
 from testbed.workload.traces import Collective, Compute, JobTrace, PointToPoint, element_bytes
 
 
-def add_commands(app: typer.Typer) -> None:
-    """Register this module's command."""
-    app.command("capture", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(
-        capture_script
-    )
-
-
 def capture_script(
     context: typer.Context,
     world_size: Annotated[int, typer.Option(min=1, help="Ranks of the job.")] = 8,

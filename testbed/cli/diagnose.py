@@ -26,15 +26,9 @@ DumpsArgument = Annotated[
 ]
 
 
-def add_commands(app: typer.Typer) -> None:
-    """Register this module's commands."""
-    app.command()(diagnose)
-    trace = typer.Typer(
-        no_args_is_help=True, help="Flight recorder dumps of ranks: their most recent operations."
-    )
-    trace.command()(dump)
-    trace.command()(export)
-    app.add_typer(trace, name="trace")
+trace_app = typer.Typer(
+    no_args_is_help=True, help="Flight recorder dumps of ranks: their most recent operations."
+)
 
 
 def diagnose(
@@ -76,6 +70,7 @@ def diagnose(
     notes.print(f"page: {page}", markup=False, soft_wrap=True)
 
 
+@trace_app.command()
 def dump(
     run: Annotated[
         Path, typer.Argument(metavar="RUN", help="The folder that a run in progress will create.")
@@ -86,6 +81,7 @@ def dump(
         print(folder)
 
 
+@trace_app.command()
 def export(
     run: DumpsArgument,
     output: Annotated[

@@ -46,12 +46,6 @@ Target = Literal[
 OF_A_RUN = (*get_args(MetricsForm), *get_args(Tracker))
 
 
-def add_commands(app: typer.Typer) -> None:
-    """Register this module's commands."""
-    app.command("export")(export)
-    app.command("import")(import_)
-
-
 def export(
     source: Annotated[
         Path,

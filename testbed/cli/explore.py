@@ -43,11 +43,6 @@ from testbed.spec.scenario import load_scenario
 from testbed.spec.units import size_text, time_text
 
 
-def add_commands(app: typer.Typer) -> None:
-    """Register this module's command."""
-    app.command()(explore)
-
-
 def explore(
     scenario: Annotated[Path, typer.Argument(help="A scenario with `explore`.")],
     output: Annotated[

@@ -21,14 +21,6 @@ from testbed.spec.scenario import Scenario
 from testbed.spec.topology import TopologySpec
 
 
-def add_commands(app: typer.Typer) -> None:
-    """Register this module's commands."""
-    app.command()(check)
-    app.command()(schema)
-    app.command()(graph)
-    app.command()(init)
-
-
 def check(
     file: Annotated[Path, typer.Argument(help="A topology or scenario file.")],
     overrides: OverridesOption = None,

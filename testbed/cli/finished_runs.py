@@ -24,13 +24,6 @@ EXIT_DIFFERENT = 4
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A folder created by `testbed run`.")]
 
 
-def add_commands(app: typer.Typer) -> None:
-    """Register this module's commands."""
-    app.command()(report)
-    app.command()(compare)
-    app.command()(reproduce)
-
-
 def report(
     run: RunArgument,
     panels: Annotated[

@@ -45,11 +45,6 @@ SEED = 1
 KEPT_OUTSIDE = ("PATH", "HOME", "TMPDIR", "LANG", "PYTHONHASHSEED", "PYTHONDONTWRITEBYTECODE")
 
 
-def add_commands(app: typer.Typer) -> None:
-    """Register this module's command."""
-    app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(launch)
-
-
 def launch(
     context: typer.Context,
     topology: TopologyOption = None,

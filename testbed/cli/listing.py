@@ -21,22 +21,14 @@ from testbed.cli.options import JsonOption
 from testbed.measure.results.run_directory import RUNS
 from testbed.measure.results.run_listing import Entry, list_entries, remove, select_prunable
 from testbed.net.fabric.fabric_state import FabricState, host_names, link_names, load_all
-from testbed.spec.errors import ConfigError, Problem
+from testbed.spec.errors import option_error
 from testbed.spec.units import parse_duration, size_text
 
 FolderArgument = Annotated[Path, typer.Argument(help="The folder of runs.")]
 DAY_S = 86400.0
-
-
-def add_commands(app: typer.Typer) -> None:
-    """Register this module's commands."""
-    app.command()(ps)
-    runs = typer.Typer(
-        no_args_is_help=True, help="Runs, sweeps and searches in ./runs: list them, remove old ones."
-    )
-    runs.command(name="ls")(list_runs)
-    runs.command(name="prune")(prune)
-    app.add_typer(runs, name="runs")
+runs_app = typer.Typer(
+    no_args_is_help=True, help="Runs, sweeps and searches in ./runs: list them, remove old ones."
+)
 
 
 def ps(as_json: JsonOption = False) -> None:
@@ -97,6 +89,7 @@ def _network(state: FabricState) -> Network:
     return Network(state.id, state.topology, phase, state.failure, user, state.owner_pid, since_s, *names)
 
 
+@runs_app.command(name="ls")
 def list_runs(folder: FolderArgument = RUNS, as_json: JsonOption = False) -> None:
     """List runs with their verdicts, sweeps, searches, and failed or killed runs, oldest first."""
     found = list_entries(folder)
@@ -110,6 +103,7 @@ def list_runs(folder: FolderArgument = RUNS, as_json: JsonOption = False) -> Non
     _print(found, console)
 
 
+@runs_app.command(name="prune")
 def prune(
     folder: FolderArgument = RUNS,
     keep: Annotated[
@@ -127,7 +121,7 @@ def prune(
     """Remove old runs, sweeps and searches, or with --left those that failed or were killed. Never active ones."""
     if keep is None and older_than is None and not left:
         expected = "--keep N, --older-than AGE or --left"
-        raise ConfigError([Problem("command line", None, "runs prune", "no criterion", expected)])
+        raise option_error("runs prune", "no criterion", expected)
     older_s = None if older_than is None else age_s(older_than)
     chosen = select_prunable(list_entries(folder), time.time(), keep=keep, older_s=older_s, left=left)
     console = Console(stderr=True, highlight=False)
@@ -147,7 +141,7 @@ def age_s(text: str) -> float:
         return float(number) * DAY_S if number and not unit else parse_duration(text)
     except ValueError:
         expected = "an age such as 7 d, 12 h or 30 min"
-        raise ConfigError([Problem("command line", None, "--older-than", repr(text), expected)]) from None
+        raise option_error("--older-than", repr(text), expected) from None
 
 
 def age_text(seconds: float) -> str:

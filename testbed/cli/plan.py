@@ -30,11 +30,6 @@ from testbed.workload.job.kinds.trace import ranks_of_trace
 PROVEN = 1e-3  # relative tolerance for rounded times
 
 
-def add_commands(app: typer.Typer) -> None:
-    """Register this module's command."""
-    app.command()(plan)
-
-
 def plan(
     scenario: Annotated[Path, typer.Argument(help="A scenario file, or the name of a bundled one.")],
     overrides: OverridesOption = None,

@@ -29,11 +29,6 @@ from testbed.spec.scenario import load_scenario
 from testbed.spec.units import size_text, time_text
 
 
-def add_commands(app: typer.Typer) -> None:
-    """Register this module's command."""
-    app.command()(predict)
-
-
 def predict(
     scenario: Annotated[Path, typer.Argument(help="A scenario file.")],
     overrides: OverridesOption = None,

@@ -37,11 +37,6 @@ from testbed.spec.scenario import load_scenario
 BUSY = {check.name for check in HOST_CHECKS}
 
 
-def add_commands(app: typer.Typer) -> None:
-    """Register this module's commands."""
-    app.command()(run)
-
-
 def run(
     scenario: Annotated[Path, typer.Argument(help="A scenario file.")],
     output: OutputOption = None,

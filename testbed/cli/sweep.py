@@ -34,11 +34,6 @@ from testbed.spec.units import size_text, time_text
 MOST_ROWS, MOST_COLUMNS = 40, 8  # on a terminal; files have all of them
 
 
-def add_commands(app: typer.Typer) -> None:
-    """Register this module's command."""
-    app.command()(sweep)
-
-
 def sweep(
     scenario: Annotated[Path, typer.Argument(help="A scenario file.")],
     axes: Annotated[

@@ -31,21 +31,12 @@ StallOption = Annotated[
 ]
 DEFAULT_STALL_TIMEOUT = f"{STALL_TIMEOUT_S:g} s"
 virtual_app = typer.Typer(
-    name="virtual",
     help="The virtual clock: a Linux kernel in a process, whose time advances only when it is idle.",
     no_args_is_help=True,
 )
 
 
-def add_commands(app: typer.Typer) -> None:
-    """Register this module's commands."""
-    virtual_app.command()(build)
-    virtual_app.command(
-        name="exec", context_settings={"allow_extra_args": True, "ignore_unknown_options": True}
-    )(execute)
-    app.add_typer(virtual_app)
-
-
+@virtual_app.command()
 def build(
     source: Annotated[
         Path | None,
@@ -79,6 +70,7 @@ def build(
     )
 
 
+@virtual_app.command(name="exec", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def execute(
     context: typer.Context,
     memory: MemoryOption = None,

@@ -25,11 +25,6 @@ PortOption = Annotated[
 ]
 
 
-def add_commands(app: typer.Typer) -> None:
-    """Register this module's command."""
-    app.command()(watch)
-
-
 def watch(
     run: Annotated[
         Path,

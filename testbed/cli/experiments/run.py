@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from testbed.measure.execution.identity import worker_identity
 from testbed.measure.execution.progress import Progress
-from testbed.measure.execution.remote_guests import worker_identity
 from testbed.measure.execution.run import PreparedRun, Request, prepare
 from testbed.measure.results.manifest import Manifest
 from testbed.measure.results.result import Result
@@ -19,7 +19,7 @@ from testbed.prediction.executors import Executor, Processes
 from testbed.prediction.executors.dask_cluster import cluster
 from testbed.show.report import write_report
 from testbed.show.report.run_comparison import SCENARIO, Comparison, compare_runs
-from testbed.spec.errors import ConfigError, Problem
+from testbed.spec.errors import option_error
 from testbed.spec.scenario import Scenario, load_scenario
 
 
@@ -47,9 +47,7 @@ def run(
         RunExists, RunError, FabricError, VirtualClockError: The run failed.
     """
     if most_dilation and request.clock == "virtual":
-        raise ConfigError(
-            [Problem("command line", None, "--retry-dilated", "--clock virtual", "--clock real")]
-        )
+        raise option_error("--retry-dilated", "--clock virtual", "--clock real")
     prepared = prepare(request)
     listener.begins(prepared, ())
     result = prepared.execute(listener.progress)
@@ -93,7 +91,7 @@ def run_or_reopen(
     result = Result.open(folder)
     if (folder / "scenario.yaml").read_text() != file.read_text() or result.clock != clock:
         expected = "a folder without one, or the same configurations and clock"
-        raise ConfigError([Problem("command line", None, "--confirm", f"another run in {folder}", expected)])
+        raise option_error("--confirm", f"another run in {folder}", expected)
     return result
 
 
@@ -135,9 +133,9 @@ def open_executor(name: str, scheduler: str | None, jobs: int | None) -> Iterato
     Raises ConfigError or ExecutorError.
     """
     if name not in ENGINES:
-        raise ConfigError([Problem("command line", None, "--engine", name, " or ".join(ENGINES))])
+        raise option_error("--engine", name, " or ".join(ENGINES))
     if scheduler is not None and name != DASK:
-        raise ConfigError([Problem("command line", None, "--scheduler", f"--engine {name}", "--engine dask")])
+        raise option_error("--scheduler", f"--engine {name}", "--engine dask")
     count = jobs or len(os.sched_getaffinity(0))
     if name == PROCESSES:
         yield Processes(count)

@@ -13,11 +13,11 @@ from testbed.comm.replicas.coordinator import RECORDS
 from testbed.measure.execution.event_player import affected_parts, parts_changed_by, summarise_events
 from testbed.measure.execution.job_run import LinkSample
 from testbed.measure.execution.network_evidence import HostEvidence, pause_invariants
+from testbed.measure.execution.rank_network import NetworkCheck
 from testbed.measure.fidelity import invariants, link_invariants
 from testbed.measure.fidelity.cpu_monitor import MonitorWindow, read_windows
 from testbed.measure.fidelity.invariants import Conservation
 from testbed.measure.fidelity.link_invariants import Tunnel
-from testbed.measure.fidelity.probe import LinkMeasurement
 from testbed.measure.fidelity.similarity import DimensionlessNumber, scale_similarity
 from testbed.measure.fidelity.timing_invariants import StepTime, model_error
 from testbed.measure.fidelity.verdict import ORDER, Invariant, Verdict, checks_of, judge
@@ -40,6 +40,7 @@ class Evidence:
     """All measurements of a run, for all of its variants.
 
     Attributes that need an explanation:
+        network: The check of the network itself.
         monitor_files: Host monitor's file of each machine; the name is empty if there is only one machine. Empty under
             the virtual clock, where nothing is late.
         missing_share: Relative time that the model says a step lacks because not every hop holds whole frames; None
@@ -51,11 +52,9 @@ class Evidence:
     """
 
     topology: Topology
-    measurements: Sequence[LinkMeasurement]
+    network: NetworkCheck
     links: Sequence[LinkSample]
     monitor_files: Mapping[str, Path]
-    changed_settings: str | None
-    changed_offloads: str | None
     changes: Sequence[tuple[float, str]] = ()
     repairs: Sequence[str] = ()
     events: Sequence[EventSpec] = ()
@@ -109,15 +108,11 @@ def assess(
         on_time.append(link_invariants.events_on_time(**record))
     return judge(
         [
-            invariants.rate_accuracy(evidence.measurements),
-            invariants.delay_accuracy(evidence.measurements),
-            link_invariants.jitter_accuracy(evidence.measurements),
+            *evidence.network.before(),
             link_invariants.loss_accuracy(frames, [direction for _, direction in counted], sorted(links)),
             link_invariants.drops_only_where_modelled(_backlog_drops(evidence.links), evidence.port_drops),
             link_invariants.serialisation(evidence.missing_share),
-            link_invariants.settings_in_force(evidence.changed_settings),
-            link_invariants.offload_state(evidence.changed_offloads),
-            link_invariants.nothing_changed(evidence.changes, _changed_by_events(evidence)),
+            *evidence.network.after(evidence.changes, _changed_by_events(evidence)),
             link_invariants.rules_in_force(evidence.repairs),
             *(check(evidence.tunnels) for check in link_invariants.TUNNEL_CHECKS if evidence.tunnels),
             *_timeliness(evidence, spans),

@@ -27,8 +27,10 @@ from testbed.measure.execution.network_evidence import (
     port_record,
     reason_not_repeated,
 )
+from testbed.measure.execution.network_setup import Network
 from testbed.measure.execution.progress import Progress
 from testbed.measure.execution.rank_evidence import socket_changes
+from testbed.measure.execution.rank_network import NetworkCheck, RankNetwork, bring_up
 from testbed.measure.execution.shard_records import (
     NetworkRecord,
     RankRecords,
@@ -39,8 +41,8 @@ from testbed.measure.execution.shard_records import (
     shift_times,
 )
 from testbed.measure.execution.stalls import StallReporter, StallWatch
-from testbed.measure.fidelity import cpu_monitor, probe
 from testbed.measure.fidelity.capacity import NetworkBackend
+from testbed.measure.fidelity.cpu_monitor import MonitorProcess
 from testbed.measure.fidelity.link_invariants import Tunnel
 from testbed.measure.fidelity.similarity import run_numbers
 from testbed.measure.results.records import EVENTS
@@ -57,20 +59,18 @@ from testbed.measure.results.summary import (
 from testbed.measure.results.training_summary import training_summary
 from testbed.net.controller import PolicyChoice
 from testbed.net.fabric.capture import Capture
-from testbed.net.fabric.change_watch import ChangeWatch
-from testbed.net.fabric.fabric_state import clean_abandoned
 from testbed.net.fabric.faults import Faults
 from testbed.net.fabric.network import Fabric
 from testbed.net.fabric.plan import WAN_NODE
 from testbed.prediction.calibration import REAL, VIRTUAL, find_calibration
 from testbed.prediction.network_paths import network_paths
 from testbed.prediction.step_prediction import missing_share
-from testbed.spec.errors import ConfigError, Problem
+from testbed.spec.errors import option_error
 from testbed.spec.scale import Scale
 from testbed.spec.scenario import Scenario
 from testbed.spec.telemetry import WHEN_SLOW
 from testbed.spec.topology import Topology
-from testbed.workload.job.endpoint_resolution import background_hosts, endpoints_on, multipath_of, wants_rdma
+from testbed.workload.job.endpoint_resolution import background_hosts
 from testbed.workload.job.errors import RunError
 from testbed.workload.job.fault_resolution import rank_faults_of
 from testbed.workload.job.job import job_of
@@ -110,7 +110,7 @@ class ShardRun:
         self.topology: Topology = self.job.topology
         if machines and self.job.replication is not None:
             expected = "one machine, as ranks connect to a coordinator on it"
-            raise ConfigError([Problem("command line", None, "--machines", ",".join(machines), expected)])
+            raise option_error("--machines", ",".join(machines), expected)
         self.hosts, self.workload = self.job.hosts, self.job.workload
         self.events = scenario.all_events
         self.ranks_per_process = resources.ranks_per_process(
@@ -137,38 +137,36 @@ class ShardRun:
             FabricError: If the network cannot be built.
             RunError: If a rank or another part fails.
         """
-        clean_abandoned()
         scenario = self.scenario
         events: list[Mapping[str, Any]] = []
-        fabric = Fabric(
-            self.topology,
-            policy=PolicyChoice(**scenario.policy.to_choice()),
+        policy = PolicyChoice(**scenario.policy.to_choice())
+        with bring_up(
+            Network(scenario.topology, self.network_backend, self.scale, policy),
+            self.hosts,
+            scenario.seed,
+            self.progress.phase,
+            scenario.transport,
             flows=self.job.flows,
-            multipath=multipath_of(scenario.transport, self.hosts),
-            rdma=wants_rdma(scenario.transport),
             events=events.append,
-            link_engine=self.network_backend.link_engine,
-            datapath=self.network_backend.datapath,
-            scale=self.scale,
-            seed=scenario.seed,
             control=scenario.control.resolve(self.scale),
             machines=self.machines,
-            progress=self.progress.phase,
-        )
-        with fabric:
-            watch = fabric.watch(*parts_changed_by(self.events, self.topology))
-            self.progress.phase("measuring rate and delay of every WAN link")
-            measurements = probe.measure_links(self.topology, fabric.probe_pids())
+        ) as running:
+            fabric = running.fabric
+            assert fabric is not None
+            changed_parts = parts_changed_by(self.events, self.topology)
+            check = NetworkCheck(fabric, self.progress.phase, *changed_parts)
             if fabric.has_queues:
-                with watch.own_change():
+                with check.watch.own_change():
                     fabric.apply_queues()
             shown = fabric.inspect()
             self.progress.phase(f"starting {len(self.hosts)} ranks")
             self._write_paths()
-            spec = self._job_spec(fabric)
+            spec = self._job_spec(running)
             intervals_s = map(self.scale.emulated_s, (self.scenario.telemetry.interval_s, LOOK_INTERVAL_S))
-            job = JobRun(fabric, spec, lambda index: self.progress.step(index, len(spec.steps)), *intervals_s)
-            job.watch = watch
+            job = JobRun(
+                running, spec, lambda index: self.progress.step(index, len(spec.steps)), *intervals_s
+            )
+            job.watch = check.watch
             job.player = self._player(fabric, job)
             live = ShardLive(self.folder, fabric_record(shown, self.hosts))
             live.player, job.on_sample = job.player, live.sample
@@ -181,9 +179,7 @@ class ShardRun:
                 stack.enter_context(capture)
                 stack.callback(reporter.end)
                 if self.clock != "free":
-                    monitor = stack.enter_context(
-                        cpu_monitor.MonitorProcess(self.folder / launchers.MONITOR_FILE)
-                    )
+                    monitor = stack.enter_context(MonitorProcess(self.folder / launchers.MONITOR_FILE))
                     job.watch_also = lambda: None if monitor.alive() else "the host monitor ended"
                     stack.enter_context(launchers.monitor_remote_hosts(fabric))
                 try:
@@ -196,10 +192,9 @@ class ShardRun:
             self.progress.phase("judging the figures")
             tunnels = launchers.measured_tunnels(fabric, frames)
             launchers.fetch_remote_files(fabric, self.folder)
-            watch.look(thorough=True)
-            changed = fabric.changed_settings(), fabric.changed_offloads()
+            check.end()
             network = NetworkRecord.of(fabric, events)
-        record = self._record(job, measurements, shown, changed, watch, capture.records, network, tunnels)
+        record = self._record(job, check, shown, capture.records, network, tunnels)
         record.write()
         live.end()
         return record
@@ -231,9 +226,9 @@ class ShardRun:
             self.scenario.seed,
         )
 
-    def _job_spec(self, fabric: Fabric) -> JobSpec:
-        scenario = self.scenario
-        endpoints = endpoints_on(self.topology, self.hosts, fabric.pids)
+    def _job_spec(self, running: RankNetwork) -> JobSpec:
+        scenario, fabric = self.scenario, running.fabric
+        assert fabric is not None
         background = background_hosts(
             scenario.background_traffic,
             self.topology,
@@ -242,7 +237,7 @@ class ShardRun:
             scenario.seed,
         )
         return JobSpec(
-            wiring=replace(self.job.wiring, ranks=tuple(endpoints)),
+            wiring=replace(self.job.wiring, ranks=tuple(running.endpoints)),
             dtype=scenario.workload.gradient_dtype,
             plan=self.workload.start,
             dispatching=self.workload.dispatching,
@@ -265,10 +260,8 @@ class ShardRun:
     def _record(
         self,
         job: JobRun,
-        measurements: list[probe.LinkMeasurement],
+        check: NetworkCheck,
         shown: dict[str, Any],
-        changed: tuple[str | None, str | None],
-        watch: ChangeWatch,
         captured: list[dict[str, Any]],
         network: NetworkRecord,
         tunnels: Sequence[Tunnel],
@@ -279,7 +272,7 @@ class ShardRun:
         replication = ReplicationRecord.read(self.folder, self.job)
         origin_s = replication.origin_s if replication else first_start_s(samples)
         log = job.player.log if job.player else []
-        changes = [*watch.changes, *socket_changes(samples, [host.name for host in self.hosts])]
+        changes = [*check.watch.changes, *socket_changes(samples, [host.name for host in self.hosts])]
         numbers = run_numbers(
             self.scenario, self.topology, self.workload, self.scale, self.baseline.overhead_s
         )
@@ -290,13 +283,11 @@ class ShardRun:
             scale=self.scale,
             numbers=numbers,
             agreement=self.baseline.agreement(records.calibrations),
-            measurements=measurements,
+            network=check,
             links=job.samples,
             # under the virtual clock nothing is late
             monitor_files={} if self.clock == "free" else launchers.monitor_files(self.folder, tunnels),
             tunnels=tunnels,
-            changed_settings=changed[0],
-            changed_offloads=changed[1],
             changes=[(self.scale.real_s(change.time_s - origin_s), change.words) for change in changes],
             repairs=network.repairs,
             inside=self._inside(job, records, log),
