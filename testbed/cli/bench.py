@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -29,7 +29,7 @@ from testbed.cli.virtual import (
     StallOption,
     rerun_in_guest,
 )
-from testbed.comm.collectives import AUTO, COLLECTIVES, DTYPES, OPERATIONS, collective_of
+from testbed.comm.collectives import AUTO, COLLECTIVES, DTYPES, OPERATIONS
 from testbed.measure.execution.benchmark_options import (
     USUAL_KIND,
     USUAL_PROTOCOL,
@@ -45,19 +45,13 @@ from testbed.measure.execution.benchmark_options import (
     write_rows,
     write_tuning_table,
 )
-from testbed.measure.execution.collective_benchmark import BenchOptions, BenchRun, Row
+from testbed.measure.execution.collective_benchmark import COLUMNS, BenchOptions, BenchRun, Row
 from testbed.measure.execution.network_setup import choose_network
 from testbed.measure.execution.resources import parse_ranks_per_process
-from testbed.plugins import registry, short_name
+from testbed.plugins import registry
 from testbed.spec.overrides import PRESETS
 from testbed.spec.policy import DEFAULT_POLICY
 from testbed.workload.job.tuning_choice import tuning_of
-
-HEADINGS = (
-    ("#", "size", "count", "type", "redop", "algorithm", "time", "algbw", "busbw", "#wrong", "of limit"),
-    ("#", "(B)", "(elements)", "", "", "", "(us)", "(GB/s)", "(GB/s)", "", "(%)"),
-)
-WIDTHS = (1, 12, 12, 9, 8, 19, 11, 9, 9, 7, 9)
 
 
 def bench(
@@ -146,7 +140,7 @@ def bench(
     print(
         f"# {collective}: {count} ranks, {where}, {preset or transport}, {iterations} iterations after {warmup}{scale}"
     )
-    rows = print_rows(run.rows(), HEADINGS, WIDTHS, _cells)
+    rows = print_rows(run.rows(), COLUMNS)
     _finish(rows, json_file, tune, run)
     if any(row.wrong for row in rows):
         raise typer.Exit(1)
@@ -160,22 +154,3 @@ def _finish(rows: list[Row], json_file: Path | None, tune: Path | None, run: Ben
     if tune is not None:
         for entry in write_tuning_table(rows, run, tune).entries:
             print(f"# up to {entry.max_bytes or 'any size'}: {entry.algorithm}")
-
-
-def _cells(row: Row) -> tuple[Any, ...]:
-    of_limit = row.of_limit
-    redop = row.op if collective_of(row.collective).reduces else "none"
-    name = short_name(row.algorithm) if row.algorithm != AUTO else f"({short_name(row.chosen)})"
-    return (
-        " ",
-        row.size_bytes,
-        row.count,
-        row.dtype,
-        redop,
-        name,
-        f"{row.time_s * 1e6:.2f}" if row.time_s < 0.1 else f"{row.time_s * 1e6:.0f}",
-        f"{row.algbw / 1e9:.4g}",
-        f"{row.busbw / 1e9:.4g}",
-        row.wrong,
-        "n/a" if of_limit is None else f"{of_limit:.1%}".removesuffix("%"),
-    )

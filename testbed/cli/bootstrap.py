@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -24,26 +24,33 @@ from testbed.measure.execution.benchmark_options import (
 )
 from testbed.measure.execution.bootstrap_benchmark import BootstrapRow, BootstrapRun
 from testbed.measure.execution.network_setup import choose_network_without_ranks
+from testbed.measure.result_model import Column
 from testbed.prediction.startup_cost import growth_exponent
 from testbed.spec.units import format_size
 
-HEADINGS = (
-    (
-        "ranks",
-        "way",
-        "time",
-        "finding",
-        "topology",
-        "connecting",
-        "sockets",
-        "memory",
-        "buffers",
-        "rank 0",
-        "model",
+
+def _size_text(size_bytes: float) -> str:
+    return format_size(round(float(f"{size_bytes:.3g}")))
+
+
+def _part(name: str) -> Column[BootstrapRow]:
+    width = max(9, len(name) + 1)
+    return Column(name, "(s)", width, lambda row: f"{row.parts.get(name, 0.0):.3f}")
+
+
+COLUMNS: tuple[Column[BootstrapRow], ...] = (
+    Column("ranks", "", 7, lambda row: row.ranks),
+    Column(
+        "way", "", 10, lambda row: next((name for name, way in STARTUP_METHODS.items() if way == row.way), "")
     ),
-    ("", "", "(s)", "(s)", "(s)", "(s)", "of a rank", "of a rank", "of a rank", "sends", "(s)"),
+    Column("time", "(s)", 9, lambda row: f"{row.time_s:.3f}"),
+    *map(_part, ("finding", "topology", "connecting")),
+    Column("sockets", "of a rank", 10, lambda row: row.sockets),
+    Column("memory", "of a rank", 10, lambda row: _size_text(row.memory_bytes)),
+    Column("buffers", "of a rank", 10, lambda row: _size_text(row.sockets * connection_buffers_bytes())),
+    Column("rank 0", "sends", 10, lambda row: _size_text(row.bytes_sent)),
+    Column("model", "(s)", 9, lambda row: f"{row.predicted.seconds:.3f}"),
 )
-WIDTHS = (7, 10, 9, 9, 9, 11, 10, 10, 10, 10, 9)
 
 
 def bootstrap(
@@ -86,21 +93,13 @@ def bootstrap(
     run = BootstrapRun(network, seed, lambda line: console.print(f"  {line}"))
     kinds = ", ".join(f"{kind.name} {kind.size}" for kind in tries[-1].kinds[1:]) or "none"
     print(f"# {topology.name}: {len(run.topology.hosts)} hosts, groups of the last: {kinds}; costs: {costs}")
-    rows = print_rows(run.rows(tries), HEADINGS, WIDTHS, _cells)
+    rows = print_rows(run.rows(tries), COLUMNS)
     for words in _growth(rows):
         print(words)
     if json_file is not None:
         json_file.write_text(
             json.dumps({"schema": 1, "rows": [asdict(row) for row in rows]}, indent=1) + "\n"
         )
-
-
-def _cells(row: BootstrapRow) -> tuple[Any, ...]:
-    name = next((name for name, way in STARTUP_METHODS.items() if way == row.way), "")
-    parts = [f"{row.parts.get(part, 0.0):.3f}" for part in ("finding", "topology", "connecting")]
-    sizes = (row.memory_bytes, row.sockets * connection_buffers_bytes(), row.bytes_sent)
-    shown = [format_size(round(float(f"{size:.3g}"))) for size in sizes]
-    return row.ranks, name, f"{row.time_s:.3f}", *parts, row.sockets, *shown, f"{row.predicted.seconds:.3f}"
 
 
 def _growth(rows: Sequence[BootstrapRow]) -> list[str]:

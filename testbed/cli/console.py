@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from testbed.errors import BadInput
+from testbed.measure.result_model import Column, Row
 from testbed.spec.scenario import Scenario
 from testbed.workload.job.job import unused_inputs
 from testbed.workload.schedules.optimal_search import LISTENER
@@ -58,26 +59,21 @@ def listen_to_schedule_search(report: Callable[[str], None]) -> Iterator[None]:
 
 PIPE_COLUMNS = 200  # columns without a terminal; narrower tables break names
 
-Row = TypeVar("Row")
 
-
-def print_rows(
-    rows: Iterable[Row],
-    headings: Sequence[Sequence[str]],
-    widths: Sequence[int],
-    cells: Callable[[Row], Sequence[Any]],
-) -> list[Row]:
+def print_rows(rows: Iterable[Row], columns: Sequence[Column[Row]]) -> list[Row]:
     """Print each row as it arrives, headings before the first, and return all rows."""
 
-    def line(own: Sequence[Any]) -> str:
-        return " ".join(str(cell).rjust(width) for cell, width in zip(own, widths, strict=True)).rstrip()
+    def line(cells: Iterable[Any]) -> str:
+        found = (str(cell).rjust(column.width) for cell, column in zip(cells, columns, strict=True))
+        return " ".join(found).rstrip()
 
     found: list[Row] = []
     for row in rows:
         if not found:
-            print("\n".join(map(line, headings)))
+            print(line(column.heading for column in columns))
+            print(line(column.unit for column in columns))
         found.append(row)
-        print(line(cells(row)), flush=True)
+        print(line(column.text(row) for column in columns), flush=True)
     return found
 
 

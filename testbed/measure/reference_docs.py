@@ -7,6 +7,7 @@ from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel
 
+from testbed.measure.execution.collective_benchmark import COLUMNS
 from testbed.measure.fidelity import (
     building_invariants,
     cross_check_invariants,
@@ -70,6 +71,9 @@ FRAMES = {
 }
 CHECKS_TEXT = """The checks of a verdict. Under the virtual clock, those of the host cannot fail.
 [Fidelity](../explanation/fidelity.md#the-invariants) explains each bound."""
+COLUMNS_TEXT = (
+    "What `testbed bench` prints for each size and algorithm; `--json-file` has more figures of each row."
+)
 CHECK_MODULES = (
     invariants,
     link_invariants,
@@ -98,8 +102,11 @@ def render_page() -> str:
     ]
     heading = "| check | allowed | status if it fails | |\n|---|---|---|---|"
     sections.append(_section("Checks", CHECKS_TEXT, heading, checks))
-    for method, (text, columns) in FRAMES.items():
-        named = [(f"`{name}`", meaning) for name, meaning in columns.items()]
+    columns = [(f"`{own.heading}`", own.unit.strip("()"), own.meaning) for own in COLUMNS if own.meaning]
+    heading = "| column | unit | |\n|---|---|---|"
+    sections.append(_section("Columns of `testbed bench`", COLUMNS_TEXT, heading, columns))
+    for method, (text, own_columns) in FRAMES.items():
+        named = [(f"`{name}`", meaning) for name, meaning in own_columns.items()]
         sections.append(_section(f"Result.{method}()", text, "| column | |\n|---|---|", named))
     return "\n".join(sections)
 
