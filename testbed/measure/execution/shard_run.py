@@ -22,6 +22,7 @@ from testbed.measure.execution.job_run import JobRun
 from testbed.measure.execution.live_log import ShardLive
 from testbed.measure.execution.network_evidence import (
     HostEvidence,
+    count_nodes,
     paused_links,
     port_drops,
     port_record,
@@ -381,13 +382,11 @@ class ShardRun:
     def _inside(self, job: JobRun, records: RankRecords, log: Sequence[Mapping[str, Any]]) -> HostEvidence:
         return HostEvidence(
             self.job,
-            job.before,
-            job.after,
-            job.samples,
             records.samples,
+            job.step_clock,
+            count_nodes(job, records.sockets, [host.name for host in self.hosts]),
+            job.samples,
+            self.baseline.exact,
             log,
             self.baseline.lone(records.calibrations),
-            exact=self.baseline.exact,
-            step_clock=job.step_clock,
-            sockets=records.sockets,
         )
