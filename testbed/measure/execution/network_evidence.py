@@ -35,7 +35,7 @@ from testbed.measure.ranks.telemetry import REAL_LATE_S, REAL_WAIT_S
 from testbed.measure.results.summary import StepResult
 from testbed.net.fabric.bridges import NIC, Cable, End, cables
 from testbed.net.links.interfaces import NodeCounts
-from testbed.net.links.link_engine import EngineStats
+from testbed.net.links.link_engine import DirectionStats, EngineStats
 from testbed.net.paths.buffer_checks import find_pause_cycle
 from testbed.spec.events import EventSpec
 from testbed.spec.link_direction import DIRECTIONS, Direction
@@ -115,21 +115,8 @@ class HostEvidence(RankEvidence):
             for direction, near, far in (("a_to_b", cable.a, cable.b), ("b_to_a", cable.b, cable.a)):
                 early, late = first.directions[cable.name, direction], last.directions[cable.name, direction]
                 sent, came = (self.counted[node].ports[name] for node, name in (near, far))
-                counters = {
-                    name: getattr(late, name) - getattr(early, name)
-                    for name in ("lost", "duplicated", "dropped", "overrun", "held")
-                }
-                found.append(
-                    Conservation(
-                        f"{cable.name} {direction}",
-                        entered=sent.tx_packets,
-                        crossed=late.crossed_packets - early.crossed_packets,
-                        taken_in=late.in_packets - early.in_packets,
-                        given_out=late.out_packets - early.out_packets,
-                        arrived=came.rx_packets,
-                        **counters,
-                    )
-                )
+                key = cable.name, direction
+                found.append(conservation_between(key, early, late, sent.tx_packets, came.rx_packets))
         return found
 
     def _foreign(self, own: Sequence[Record], steps_s: float) -> Invariant:
@@ -162,6 +149,25 @@ def count_nodes(job: JobRun, sockets: Sequence[Record], hosts: Sequence[str]) ->
             host = hosts[pair["rank"]]
             found[host] = found[host].with_sent_packets(cut)
     return found
+
+
+def conservation_between(
+    key: tuple[str, str], early: DirectionStats, late: DirectionStats, entered: int, arrived: int
+) -> Conservation:
+    """Return a link direction's frame counts between two readings; `entered` and `arrived` are those of its ends."""
+    counters = {
+        name: getattr(late, name) - getattr(early, name)
+        for name in ("lost", "duplicated", "dropped", "overrun", "held")
+    }
+    return Conservation(
+        f"{key[0]} {key[1]}",
+        entered=entered,
+        crossed=late.crossed_packets - early.crossed_packets,
+        taken_in=late.in_packets - early.in_packets,
+        given_out=late.out_packets - early.out_packets,
+        arrived=arrived,
+        **counters,
+    )
 
 
 def reason_not_repeated(events: Sized, background: Sized, topology: Topology) -> str:
