@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed.cli.experiments.confirmation import points_to_confirm
-from testbed.cli.experiments.predict import predict
-from testbed.cli.experiments.run import Listener, run_or_reopen
+from testbed.cli.experiments.run import Listener, predict, run_or_reopen
 from testbed.errors import TestbedError
 from testbed.jsonl_log import JsonlLog
 from testbed.measure.execution.run import check_here

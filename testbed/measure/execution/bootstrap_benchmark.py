@@ -106,7 +106,6 @@ def make_spec(
         ready_s = 2.0 + 0.004 * options.ranks
     each = -(-options.ranks // len(hosts))
     ranks = tuple(replace(hosts[rank // each], rank=rank) for rank in range(options.ranks))
-    way, costs = options.way, options.costs
     return BootstrapSpec(
         ranks=ranks,
         slots=tuple(rank % each for rank in range(options.ranks)),
@@ -114,16 +113,8 @@ def make_spec(
         token=secrets.token_hex(8),
         begin_s=time.monotonic() + ready_s,
         timeout_s=options.timeout_s,
-        bootstrap=way.bootstrap,
-        by_pairs=way.by_pairs,
-        reuses=way.reuses,
-        eager=way.eager,
-        base_s=costs.base_s,
-        caller_s=costs.caller_s,
-        entry_s=costs.entry_s,
-        connection_s=costs.connection_s,
-        pair_s=costs.pair_s,
-        rank_s=costs.rank_s,
+        way=options.way,
+        costs=options.costs,
         ranks_per_process=max(1, min(options.ranks, MOST_BYTES // options.rank_bytes)),
     )
 

@@ -28,22 +28,6 @@ THIS_MACHINE = "this machine"
 LAUNCHER, WATCHER = "testbed.measure.ranks.launcher", "testbed.measure.fidelity.watcher"
 
 
-class Launcher(Protocol):
-    """A process that starts ranks and reports their events."""
-
-    def fileno(self) -> int:
-        """Return a file descriptor that is readable when there may be events."""
-
-    def events(self, timeout_s: float) -> list[dict[str, Any]] | None:
-        """Return the events that arrive within this time; None once the launcher has ended."""
-
-    def ended(self, timeout_s: float) -> str | None:
-        """Wait for the launcher to end, and return a description of its failure; None if it ended well."""
-
-    def stop(self) -> None:
-        """Stop the launcher and its ranks."""
-
-
 class RemoteLauncher:
     """The launcher of the ranks on another machine."""
 
@@ -94,8 +78,8 @@ class Launchers:
     """The launchers of all machines as one; without a fabric, that of this machine."""
 
     def __init__(self, fabric: Fabric | None, spec: RankSpec, environment: Mapping[str, str]) -> None:
-        self._parts: list[Launcher] = []
-        self._live: list[Launcher] = []
+        self._parts: list[LauncherProcess | RemoteLauncher] = []
+        self._live: list[LauncherProcess | RemoteLauncher] = []
         try:
             if fabric is None or not fabric.other_machines:
                 self._parts = [LauncherProcess(spec.to_json(), environment)]
@@ -250,7 +234,7 @@ class LauncherProcess:
         self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (closed in __exit__)
         self._pending = b""
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "testbed.measure.ranks.launcher", *arguments],
+            [sys.executable, "-m", LAUNCHER, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._stderr,

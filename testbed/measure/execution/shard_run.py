@@ -21,7 +21,7 @@ from testbed.measure.execution.isolated_all_reduce import IsolatedBaseline
 from testbed.measure.execution.job_run import JobRun
 from testbed.measure.execution.live_log import ShardLive
 from testbed.measure.execution.network_evidence import (
-    HostEvidence,
+    count_nodes,
     paused_links,
     port_drops,
     port_record,
@@ -43,7 +43,7 @@ from testbed.measure.execution.shard_records import (
 from testbed.measure.execution.stalls import StallReporter, StallWatch
 from testbed.measure.fidelity.capacity import NetworkBackend
 from testbed.measure.fidelity.cpu_monitor import MonitorProcess
-from testbed.measure.fidelity.link_invariants import Tunnel
+from testbed.measure.fidelity.link_invariants import PortDrops, Tunnel
 from testbed.measure.fidelity.similarity import run_numbers
 from testbed.measure.results.records import EVENTS
 from testbed.measure.results.run_directory import describe_environment, write_lines
@@ -64,7 +64,6 @@ from testbed.net.fabric.network import Fabric
 from testbed.net.fabric.plan import WAN_NODE
 from testbed.prediction.calibration import REAL, VIRTUAL, find_calibration
 from testbed.prediction.network_paths import network_paths
-from testbed.prediction.step_prediction import missing_share
 from testbed.spec.errors import option_error
 from testbed.spec.scale import Scale
 from testbed.spec.scenario import Scenario
@@ -277,20 +276,22 @@ class ShardRun:
             self.scenario, self.topology, self.workload, self.scale, self.baseline.overhead_s
         )
         evidence = Evidence(
-            topology=self.topology,
-            events=self.events,
-            event_log=log,
-            scale=self.scale,
+            self.job,
+            records.samples,
+            job.step_clock,
+            count_nodes(job, sockets, [host.name for host in self.hosts]),
+            job.samples,
+            self.baseline.exact,
+            log,
+            self.baseline.lone(records.calibrations),
             numbers=numbers,
             agreement=self.baseline.agreement(records.calibrations),
             network=check,
-            links=job.samples,
             # under the virtual clock nothing is late
             monitor_files={} if self.clock == "free" else launchers.monitor_files(self.folder, tunnels),
             tunnels=tunnels,
             changes=[(self.scale.real_s(change.time_s - origin_s), change.words) for change in changes],
             repairs=network.repairs,
-            inside=self._inside(job, records, log),
             replication=replication,
             pauses=paused_links(self.topology, job.samples[0].account, job.samples[-1].account, self.scale),
         )
@@ -301,8 +302,7 @@ class ShardRun:
             drops = port_drops(
                 self.scenario.topology, self.topology, job, [(step.start_s, step.end_s) for step in own]
             )
-            own_evidence = replace(evidence, port_drops=drops)
-            variants.append(self._variant(name, algorithm, own, records, own_evidence))
+            variants.append(self._variant(name, algorithm, own, records, evidence, drops))
         slow = any(is_slower_than_predicted(each["step_time_s"], each["predicted_s"]) for each in variants)
         if self.scenario.telemetry.flight_recorder == WHEN_SLOW and not self.events and not slow:
             shutil.rmtree(self.folder / FLIGHT, ignore_errors=True)
@@ -348,13 +348,18 @@ class ShardRun:
         )
 
     def _variant(
-        self, name: str, algorithm: str, steps: list[StepResult], records: RankRecords, evidence: Evidence
+        self,
+        name: str,
+        algorithm: str,
+        steps: list[StepResult],
+        records: RankRecords,
+        evidence: Evidence,
+        drops: Sequence[PortDrops],
     ) -> dict[str, Any]:
         """Return the fields of `ShardVariant`."""
         expected = self.done.wan_bytes(algorithm)
         model = check_model(self.job, algorithm, self._calibration)
-        missing, predicted = missing_share(self.job, algorithm, self._calibration), model.timeline
-        evidence = replace(evidence, missing_share=missing, model=model)
+        predicted = model.timeline
         observed = [
             between_groups(step.sent_bytes, self.workload.buildings) for step in undisturbed_steps(steps)
         ]
@@ -363,10 +368,10 @@ class ShardRun:
             "step_time_s": median(self.scale.real_s(step.step_time_s) for step in steps),
             "expected_wan_bytes": expected,
             "predicted_s": self.scale.real_s(predicted.step_time_s) if predicted else None,
-            "verdict": assess(evidence, steps, expected, observed),
+            "verdict": assess(evidence, steps, expected, observed, model, drops),
             "control": asdict(self.scenario.control.resolve()),
             "pauses": list(evidence.pauses),
-            "port_drops": [port_record(drops, self.scale) for drops in evidence.port_drops],
+            "port_drops": [port_record(one, self.scale) for one in drops],
             "training": training_summary(
                 self.done.workload, algorithm, steps, records.samples, predicted, self.scale
             ),
@@ -377,17 +382,3 @@ class ShardRun:
         if evidence.events:
             entry["events"] = summarise_events(evidence.event_log, name)
         return entry
-
-    def _inside(self, job: JobRun, records: RankRecords, log: Sequence[Mapping[str, Any]]) -> HostEvidence:
-        return HostEvidence(
-            self.job,
-            job.before,
-            job.after,
-            job.samples,
-            records.samples,
-            log,
-            self.baseline.lone(records.calibrations),
-            exact=self.baseline.exact,
-            step_clock=job.step_clock,
-            sockets=records.sockets,
-        )

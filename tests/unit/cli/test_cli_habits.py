@@ -18,9 +18,9 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from testbed.cli import fabric as fabrics
-from testbed.cli import listing as commands
-from testbed.cli.listing import age_s, age_text, shorten_list
+from testbed.cli import runs as commands
 from testbed.cli.main import app
+from testbed.cli.runs import age_s, age_text, shorten_list
 from testbed.measure.execution.run import Request, prepare
 from testbed.measure.fidelity.verdict import Invariant, Verdict
 from testbed.measure.results.result import Result

@@ -14,8 +14,7 @@ from rich.text import Text
 from typer.testing import CliRunner
 
 import testbed.api
-from testbed.cli.lazy_commands import COMMANDS, LazyCommand
-from testbed.cli.main import app
+from testbed.cli.main import COMMANDS, LazyCommand, app
 from testbed.cli.options import MODEL_CLOCK, RUN_CLOCK
 from testbed.spec.policy import DEFAULT_POLICY
 
