@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from testbed.cli.experiments import predict as predicting
 from testbed.cli.experiments import run as experiment
 from testbed.cli.experiments import sweep as sweeping
 from testbed.cli.experiments.run import Listener, open_executor
@@ -74,7 +73,7 @@ def predict(scenario: Scenario | Source, clock: str = "virtual", packets: int = 
     Example:
         >>> testbed.predict("scenarios/quickstart.yaml")["ring"].step_time_s
     """
-    return predicting.predict(_loaded(scenario), clock, packets).variants
+    return experiment.predict(_loaded(scenario), clock, packets).variants
 
 
 def run(

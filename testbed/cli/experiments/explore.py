@@ -41,7 +41,7 @@ from testbed.prediction.search.evaluation import Configuration, Evaluation, Infe
 from testbed.prediction.search.exploration import RankedConfiguration
 from testbed.prediction.step_flops import recorded_work, step_work
 from testbed.show.report.exploration import write_exploration
-from testbed.spec.errors import ConfigError, Problem
+from testbed.spec.errors import ConfigError, Problem, option_error
 from testbed.spec.scenario import Scenario
 from testbed.workload.job.kinds.trace import changed_ns
 
@@ -103,7 +103,7 @@ def explore(
     try:
         log = SearchLog(folder, scenario)
     except OtherSearch as error:
-        raise ConfigError([Problem("command line", None, "--output", str(error), "another folder")]) from None
+        raise option_error("--output", str(error), "another folder") from None
     try:
         with contextlib.closing(log):
             found = Search(scenario, progress, log.known(), log.note, engine).run()

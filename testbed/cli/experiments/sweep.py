@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed.cli.experiments.confirmation import points_to_confirm
-from testbed.cli.experiments.predict import predict
-from testbed.cli.experiments.run import Listener, run_or_reopen
+from testbed.cli.experiments.run import Listener, predict, run_or_reopen
 from testbed.errors import TestbedError
 from testbed.jsonl_log import JsonlLog
 from testbed.measure.execution.run import check_here
@@ -27,7 +26,7 @@ from testbed.prediction.calibration import VIRTUAL, find_calibration
 from testbed.prediction.executors import Executor, Processes
 from testbed.prediction.step_flops import step_work
 from testbed.show.report.sweep import write_sweep
-from testbed.spec.errors import ConfigError, Problem
+from testbed.spec.errors import ConfigError, option_error
 from testbed.spec.overrides import holds_list
 from testbed.spec.scenario import Scenario, load_scenario
 from testbed.spec.sweep_axes import Axis, GridPoint, grid_points
@@ -110,9 +109,7 @@ def plan_sweep(request: SweepRequest) -> SweepPlan:
     for axis in axes:
         if axis.path in fixed:
             expected = "a path that no variant sets, or the scenario without these variants"
-            raise ConfigError(
-                [Problem("command line", None, axis.path, "a path that variants set", expected)]
-            )
+            raise option_error(axis.path, "a path that variants set", expected)
     scenarios: dict[GridPoint, Scenario | ConfigError] = {}
     for place in grid_points(axes):
         values = [axis.override(index) for axis, index in zip(axes, place, strict=True)]
@@ -230,7 +227,7 @@ def _check_folder(planned: SweepPlan) -> None:
         other = changed_ns(planned.base.workload) > lines.stat().st_mtime_ns
     if other or (not file.exists() and any(folder.iterdir())):
         found = f"{folder}, which holds something else: another scenario, --set or --trials"
-        raise ConfigError([Problem("command line", None, "--output", found, "another folder")])
+        raise option_error("--output", found, "another folder")
 
 
 def _predict_points(planned: SweepPlan, progress: PointProgress) -> dict[GridPoint, SweepPoint]:

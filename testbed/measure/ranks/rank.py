@@ -246,29 +246,44 @@ class Rank:
 
     def _step(self, index: int, step: Step) -> None:
         self.executor.prepare(salt=index * 1000)
-        start_s = self._agree_on_start()
-        if self.rank == 0:
-            self._report_step(index, step, start_s)
+        start_s = self._agree_on_step()
+        if self._announces:
+            fields = {"index": index, "variant": step.variant, "trial": step.trial, "start_s": start_s}
+            self.progress({"event": "step", **fields})
         self.faults.step(step.variant, step.trial, start_s)
         self.host_monitor.begin()
         self._wait_until(start_s)
         sent_before = self._sent()
-        done = self.executor.run(start_s, step.algorithm)
+        done = self._run_plan(start_s, step.algorithm)
         end_s = time.monotonic()
-        self._report_end(index, step, self.size)
+        if step.trial >= 0:
+            self.progress({"event": "ended", "index": index, "rank": self.rank, "of": self._ranks_in_step})
         sent = {peer: count - sent_before.get(peer, 0) for peer, count in self._sent().items()}
         seen = self.host_monitor.end(start_s, end_s)
         done.run_checks()
-        self._record(index, step, (start_s, end_s), done, {"sent_bytes": sent, **seen})
+        fields = {"sent_bytes": sent, **self._step_fields(done), **seen}
+        self._record(index, step, (start_s, end_s), done, fields)
 
-    def _report_step(self, index: int, step: Step, start_s: float) -> None:
-        fields = {"index": index, "variant": step.variant, "trial": step.trial, "start_s": start_s}
-        self.progress({"event": "step", **fields})
+    def _agree_on_step(self) -> float:
+        """Agree with all ranks of the step on its start."""
+        return self._agree_on_start()
 
-    def _report_end(self, index: int, step: Step, ranks: int) -> None:
-        """Report that this rank has ended a measured step, in which `ranks` take part."""
-        if step.trial >= 0:
-            self.progress({"event": "ended", "index": index, "rank": self.rank, "of": ranks})
+    @property
+    def _announces(self) -> bool:
+        """Whether this rank reports the starts of steps."""
+        return self.rank == 0
+
+    @property
+    def _ranks_in_step(self) -> int:
+        """How many ranks take part in the step."""
+        return self.size
+
+    def _run_plan(self, start_s: float, algorithm: str) -> PlanOutcome:
+        return self.executor.run(start_s, algorithm)
+
+    def _step_fields(self, done: PlanOutcome) -> dict[str, Any]:
+        """Return further fields of the step's sample, after its checks."""
+        return {}
 
     def _record(
         self, index: int, step: Step, span: tuple[float, float], done: PlanOutcome, seen: dict[str, Any]

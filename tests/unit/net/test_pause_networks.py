@@ -12,7 +12,7 @@ import pytest
 
 from testbed.measure.execution.network_evidence import pause_invariants, paused_links
 from testbed.measure.execution.network_setup import link_engine_for
-from testbed.measure.fidelity.building_invariants import lossless, no_pause_cycle
+from testbed.measure.fidelity.building_invariants import lossless, no_pause_circle
 from testbed.measure.results.link_summary import PausedLink, merge_paused_links
 from testbed.net.fabric.bridges import HOST_QUEUE_BYTES, cables
 from testbed.net.fabric.plan import Plan
@@ -150,7 +150,7 @@ def test_a_ring_through_which_packets_go_on_is_a_circle_of_pauses() -> None:
     assert find_pause_cycle(ring(3)) == []  # each is everybody's neighbour
     assert find_pause_cycle(ring(4)) == []  # who is opposite is reached through the first two alone
     assert find_pause_cycle(built(pause={}, planes=2)) == []
-    found = no_pause_cycle(circle)
+    found = no_pause_circle(circle)
     assert (found.ok, found.severity) == (False, "caution")
     assert " to ".join(circle) in found.sentence
 
