@@ -218,7 +218,9 @@ class BootstrapRank:
             self.emit(
                 {**event, **memory, "parts": self.seconds, "sockets": sockets, "bytes_sent": self.bytes_sent}
             )
-            self._barrier(self.transports[0])  # until all ranks have reported
+            Communicator(
+                self.transports[0], timeout_s=spec.timeout_s
+            ).barrier()  # until all ranks have reported
         finally:
             for transport in self.transports:
                 transport.close()
@@ -271,9 +273,6 @@ class BootstrapRank:
             operations += [P2POp("irecv", received, peer) for peer in receive_from]
             for work in communicator.batch_isend_irecv(operations):
                 work.wait()
-
-    def _barrier(self, transport: TcpTransport) -> None:
-        Communicator(transport, timeout_s=self.spec.timeout_s).barrier()
 
     def _spent(self, on: str, begun_s: float) -> None:
         self.seconds[on] = self.seconds.get(on, 0.0) + time.monotonic() - begun_s
