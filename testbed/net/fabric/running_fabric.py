@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,7 @@ from testbed.net.links.interfaces import read_interfaces
 from testbed.net.links.link_engine import (
     LinkEngine,
     classes_from_json,
-    direction_to_json,
     wire_from_json,
-    wire_to_json,
 )
 from testbed.net.links.netem import NetemEngine
 from testbed.net.links.netlink import Netlink
@@ -53,7 +51,7 @@ def describe(plan: Plan) -> dict[str, Any]:
         "wan": [
             {"a": link.a, "b": link.b, "plane": link.plane, "name": link.name} for link in plan.topology.wan
         ],
-        "wires": [wire_to_json(wire) for wire in plan.wires()],
+        "wires": [asdict(wire) for wire in plan.wires()],
         "mtu": plan.topology.mtu,
     }
 
@@ -73,7 +71,7 @@ def change_links(state: FabricState, directions: Mapping[tuple[str, str], Direct
     for wire in state.details["wires"]:
         # Save them for later readers: the kernel does not return the jitter's distribution.
         changed = {which: directions[name, which] for name, which in directions if name == wire["name"]}
-        wire |= {which: direction_to_json(direction) for which, direction in changed.items()}
+        wire |= {which: asdict(direction) for which, direction in changed.items()}
     state.save()
 
 
@@ -84,7 +82,7 @@ def inspect(state: FabricState) -> dict[str, Any]:
     wan = [
         {
             **{key: link[key] for key in ("name", "a", "b", "plane")},
-            **{which: direction_to_json(settings[link["name"], which]) for which in DIRECTIONS},
+            **{which: asdict(settings[link["name"], which]) for which in DIRECTIONS},
         }
         for link in state.details["wan"]
     ]

@@ -251,11 +251,7 @@ class PacketPath(NamedTuple):
 
 def is_plain(hops: Sequence[Hop]) -> bool:
     """Return whether the packet-level model covers all link properties: queueing, drops and independent losses."""
-    return not any(
-        link.pause or link.jitter_s or link.loss_bursts or link.duplicate or link.reorder or link.corrupt
-        for hop in hops
-        for link in hop.links
-    )
+    return not any(link.pause or link.loss_bursts or link.is_random for hop in hops for link in hop.links)
 
 
 def packet_hops(hops: Sequence[Hop]) -> tuple[PacketHop, ...]:

@@ -307,6 +307,9 @@ class Sockets(NoSocketView):
     open: frozenset[object]
     counts: WireCounts
 
+    def __post_init__(self) -> None:
+        super().__init__()
+
     def open_connections(self) -> frozenset[object]:
         return self.open
 

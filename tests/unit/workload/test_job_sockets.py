@@ -26,6 +26,7 @@ from testbed.comm.transport import (
 )
 from testbed.comm.transport.sockets import congestion_control, describe_connection
 from testbed.comm.transport.wire import ConnectionKey
+from testbed.documents import rebuild
 from testbed.measure.execution.isolated_all_reduce import IsolatedBaseline
 from testbed.measure.ranks.telemetry import SocketSampler
 from testbed.measure.results.summary import StepResult, summarise_connections
@@ -39,7 +40,14 @@ from testbed.spec.scale import UNSCALED, Scale
 from testbed.spec.scenario import Scenario, load_scenario
 from testbed.spec.topology import Topology, load_topology
 from testbed.spec.transport import SocketsSpec, TransportSpec
-from testbed.workload.job.endpoint_resolution import endpoints_on, multipath_of, resolve_endpoints
+from testbed.workload.job.endpoint_resolution import (
+    endpoints_on,
+    flows_of,
+    multipath_of,
+    planned_rates,
+    resolve_endpoints,
+    socket_rules_of,
+)
 from testbed.workload.job.endpoints import (
     LISTEN_PORT,
     SUBFLOW_PORT,
@@ -47,7 +55,6 @@ from testbed.workload.job.endpoints import (
     JobEndpoints,
     SocketRules,
 )
-from testbed.workload.job.traffic_matrix import flows_of, planned_rates, socket_rules_of
 
 REPOSITORY = Path(__file__).parents[3]
 USUAL = SocketSettings("cubic")
@@ -102,7 +109,7 @@ def test_rules_come_through_json_as_they_were() -> None:
         topology().hosts,
         [(0, 4, 0, 0, 1e9)],
     )
-    assert SocketRules.from_document(json.loads(json.dumps(asdict(rules)))) == rules
+    assert rebuild(SocketRules, json.loads(json.dumps(asdict(rules)))) == rules
     assert rules.settings(USUAL, 0, 4, ConnectionKey(), "same_region").pacing_bps == 1e9
     assert rules.settings(USUAL, 4, 0, ConnectionKey(), "same_region").pacing_bps is None
 
