@@ -10,7 +10,7 @@ from __future__ import annotations
 import select
 from collections.abc import Iterable, Iterator
 
-from testbed.net.fabric.verify import NamespaceSettings
+from testbed.net.fabric.namespace_setup import NamespaceSettings
 from testbed.net.links import state_diff
 from testbed.net.links.namespace_state import OFFLOADS, Event, Key, NamespaceState, State, is_permanent
 from testbed.net.links.socket_table import SocketTable
