@@ -85,7 +85,7 @@ class Flow:
         return f"{self.source} to {self.destination} channel {self.channel}"
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class View:
     """A network as policies see it.
 

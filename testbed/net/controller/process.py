@@ -33,7 +33,7 @@ KEPT_STDERR_LINES = 20
 MAX_RESTARTS = 3
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class ControllerProcess:
     """A controller process that installs rules in the switches that connect to `port` on 127.0.0.1.
 

@@ -24,6 +24,7 @@ from testbed.net.controller import PolicyChoice
 from testbed.net.errors import FabricError
 from testbed.net.fabric.fabric_state import FabricState, clean
 from testbed.net.fabric.network import Fabric
+from testbed.processes import close_pipes
 from testbed.spec.scale import Scale
 from testbed.spec.topology import load_topology
 
@@ -78,8 +79,7 @@ def start_background(path: Path, options: dict[str, Any], progress: Callable[[st
         daemon.wait()
         raise
     finally:
-        for stream in (daemon.stdin, daemon.stdout, daemon.stderr):
-            stream.close()
+        close_pipes(daemon)
 
 
 def take_down(state: FabricState) -> None:

@@ -51,7 +51,7 @@ CONTROLLER_TIMEOUT_S = 30.0
 PARALLEL_SETUPS = 4
 
 
-@dataclasses.dataclass(kw_only=True, eq=False)
+@dataclasses.dataclass(kw_only=True, eq=False, repr=False)
 class Fabric:
     """A running network. Use it as a context manager, or call `up` and `down`.
 
