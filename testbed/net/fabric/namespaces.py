@@ -122,10 +122,10 @@ class MachineOperations:
             links = {link.name: link for link in read_interfaces(netlink)}
             names = {link.index: name for name, link in links.items()}
             present = read_qdiscs(netlink)
-            on = {
-                name: (link.index, [discipline for discipline in present if discipline.index == link.index])
-                for name, link in links.items()
-            }
+            by_index: dict[int, list[Qdisc]] = defaultdict(list)
+            for discipline in present:
+                by_index[discipline.index].append(discipline)
+            on = {name: (link.index, by_index[link.index]) for name, link in links.items()}
             verify_shapes(netlink, settings.shapes, settings.mtu, on)
             verify_ingress_delays(netlink, settings.ingress_delays, names, present)
             _verify_disciplines(settings, names, present)
