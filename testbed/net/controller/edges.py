@@ -57,9 +57,24 @@ def edges_from_data(data: Sequence[Mapping[str, Any]]) -> list[EdgePorts]:
 
 
 def fixed_rules(topology: Topology, edge: EdgePorts) -> list[Rule]:
-    """Return the rules that an edge has under any policy; the last one drops everything else."""
-    drop = Rule(DROP_PRIORITY, Match(), comment="everything else")
-    return [*_probe_rules(topology, edge), *_host_rules(topology, edge), drop]
+    """Return the rules that an edge has under any policy, for probes and for its building's hosts.
+
+    Probes leave on exactly their link and are accepted only from it, so a miswired link gets no answer.
+    """
+    rules = []
+    for index, link in enumerate(topology.wan):
+        near, far = probe_address(index, "a"), probe_address(index, "b")
+        ends = zip(link.directions, ((near, far), (far, near)), strict=True)
+        for (here, there, _), (local, remote) in ends:
+            if here == edge.building:
+                port = edge.wan[there, link.plane]
+                out, back = Match(edge.probe, f"{remote}/32"), Match(port, f"{local}/32")
+                rules.append(Rule(PROBE_PRIORITY, out, (Output(port),), f"probe out on {link.name}"))
+                rules.append(Rule(PROBE_PRIORITY, back, (Output(edge.probe),), f"probe in on {link.name}"))
+    for host in topology.building(edge.building).hosts:
+        match = Match(ipv4_dst=f"{host.ip}/32")
+        rules.append(Rule(HOST_PRIORITY, match, (Output(edge.entry[1]),), f"host {host.name}"))
+    return rules
 
 
 def link_ports(topology: Topology, edge: EdgePorts) -> dict[str, int]:
@@ -67,30 +82,9 @@ def link_ports(topology: Topology, edge: EdgePorts) -> dict[str, int]:
     return {
         link.name: edge.wan[there, link.plane]
         for link in topology.wan
-        for here, there in ((link.a, link.b), (link.b, link.a))
+        for here, there, _ in link.directions
         if here == edge.building
     }
-
-
-def _host_rules(topology: Topology, edge: EdgePorts) -> list[Rule]:
-    return [
-        Rule(HOST_PRIORITY, Match(ipv4_dst=f"{host.ip}/32"), (Output(edge.entry[1]),), f"host {host.name}")
-        for host in topology.building(edge.building).hosts
-    ]
-
-
-def _probe_rules(topology: Topology, edge: EdgePorts) -> list[Rule]:
-    """Send probes out on exactly their link and accept them only from it, so a miswired link gets no answer."""
-    rules = []
-    for index, link in enumerate(topology.wan):
-        near, far = probe_address(index, "a"), probe_address(index, "b")
-        for here, there, local, remote in ((link.a, link.b, near, far), (link.b, link.a, far, near)):
-            if here == edge.building:
-                port = edge.wan[there, link.plane]
-                out, back = Match(edge.probe, f"{remote}/32"), Match(port, f"{local}/32")
-                rules.append(Rule(PROBE_PRIORITY, out, (Output(port),), f"probe out on {link.name}"))
-                rules.append(Rule(PROBE_PRIORITY, back, (Output(edge.probe),), f"probe in on {link.name}"))
-    return rules
 
 
 def check_edges(topology: Topology, edges: Sequence[EdgePorts]) -> None:
@@ -107,8 +101,8 @@ def check_edges(topology: Topology, edges: Sequence[EdgePorts]) -> None:
     if len({edge.dpid for edge in edges}) != len(edges):
         raise ControllerError(f"edges: datapath ids {[edge.dpid for edge in edges]} are not all different")
     for edge in edges:
-        expected = {(link.b, link.plane) for link in topology.wan if link.a == edge.building}
-        expected |= {(link.a, link.plane) for link in topology.wan if link.b == edge.building}
+        ends = [(*direction[:2], link.plane) for link in topology.wan for direction in link.directions]
+        expected = {(there, plane) for here, there, plane in ends if here == edge.building}
         if set(edge.wan) != expected:
             raise ControllerError(
                 f"edge {edge.building}: got WAN ports to {sorted(edge.wan)}, expected {sorted(expected)}"

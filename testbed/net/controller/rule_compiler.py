@@ -171,8 +171,8 @@ def _compile_rules(
         first = marking.get(edge.building, [])
         if table:
             first.append(Rule(DROP_PRIORITY, Match(), (Goto(table),), "everything else is not marked"))
-        # the last of the fixed rules drops all other packets
-        rules[edge.dpid] = [*first, *own[:-1], *by_building[edge.building], own[-1]]
+        drop = Rule(DROP_PRIORITY, Match(), comment="everything else", table=table)
+        rules[edge.dpid] = [*first, *own, *by_building[edge.building], drop]
     return rules
 
 

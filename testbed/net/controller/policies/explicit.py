@@ -40,12 +40,11 @@ class Pinned(Policy):
             names = list(entry["links"])
             for source, target, links in ((here, there, names), (there, here, names[::-1])):
                 stops = buildings_along(view, where, source.building, target.building, links)
+                hops = [hop for hop in zip(stops, links, strict=True) if hop[1] not in view.down]
                 for match in _matches(view, source, target, entry.get("channel")):
-                    for at, link in zip(stops, links, strict=True):
-                        if link not in view.down:
-                            yield Route(
-                                at, match, (link,), rank=MAX_RANK - number, comment=f"{where} on {link}"
-                            )
+                    for at, link in hops:
+                        comment = f"{where} on {link}"
+                        yield Route(at, match, (link,), rank=MAX_RANK - number, comment=comment)
 
 
 class _Endpoint:
