@@ -12,7 +12,6 @@ from testbed.measure.diagnosis import diagnose, read_evidence
 from testbed.measure.diagnosis.verdicts import verdict_line
 from testbed.measure.execution.event_player import affected_cards, hosts_beyond_engine
 from testbed.measure.execution.guests import DATAPATH, LINK_ENGINE, Guests
-from testbed.measure.execution.live_log import RunLive
 from testbed.measure.execution.network_setup import (
     check_clock,
     choose_guests,
@@ -22,7 +21,7 @@ from testbed.measure.execution.network_setup import (
     guest_settings,
     link_engine_for,
 )
-from testbed.measure.execution.progress import Progress
+from testbed.measure.execution.progress import Progress, RunLive
 from testbed.measure.execution.resources import (
     forecast_text,
     guest_loads,
