@@ -1,4 +1,4 @@
-"""Progress bars, tables and warnings on a terminal."""
+"""Progress, tables, warnings and results on a terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run with its report: check, execute, repeat if allowed and necessary, write, hand over to the user."""
+"""Runs with their reports, repeated where necessary; predictions; calibration of the step model."""
 
 from __future__ import annotations
 
