@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -30,7 +30,7 @@ from testbed.cli.options import (
     TopologyOption,
 )
 from testbed.cli.programs import rerun_in_guest
-from testbed.comm.collectives import AUTO, COLLECTIVES, DTYPES, OPERATIONS, collective_of
+from testbed.comm.collectives import AUTO, COLLECTIVES, DTYPES, OPERATIONS
 from testbed.measure.execution.benchmark_options import (
     STARTUP_METHODS,
     USUAL_KIND,
@@ -51,29 +51,16 @@ from testbed.measure.execution.benchmark_options import (
     write_tuning_table,
 )
 from testbed.measure.execution.bootstrap_benchmark import BootstrapRow, BootstrapRun
-from testbed.measure.execution.collective_benchmark import BenchOptions, BenchRun, Row
+from testbed.measure.execution.collective_benchmark import COLUMNS, BenchOptions, BenchRun, Row
 from testbed.measure.execution.network_setup import choose_network, choose_network_without_ranks
 from testbed.measure.execution.resources import parse_ranks_per_process
-from testbed.plugins import registry, short_name
+from testbed.measure.result_model import Column
+from testbed.plugins import registry
 from testbed.prediction.startup_cost import growth_exponent
 from testbed.spec.overrides import PRESETS
 from testbed.spec.policy import DEFAULT_POLICY
 from testbed.spec.units import format_size
 from testbed.workload.job.tuning_choice import tuning_of
-
-COLUMNS = (
-    ("#", "#", 1),
-    ("size", "(B)", 12),
-    ("count", "(elements)", 12),
-    ("type", "", 9),
-    ("redop", "", 8),
-    ("algorithm", "", 19),
-    ("time", "(us)", 11),
-    ("algbw", "(GB/s)", 9),
-    ("busbw", "(GB/s)", 9),
-    ("#wrong", "", 7),
-    ("of limit", "(%)", 9),
-)
 
 
 def bench(
@@ -162,7 +149,7 @@ def bench(
     print(
         f"# {collective}: {count} ranks, {where}, {preset or transport}, {iterations} iterations after {warmup}{scale}"
     )
-    rows = print_rows(run.rows(), COLUMNS, _cells)
+    rows = print_rows(run.rows(), COLUMNS)
     _finish(rows, json_file, tune, run)
     if any(row.wrong for row in rows):
         raise typer.Exit(1)
@@ -178,37 +165,27 @@ def _finish(rows: list[Row], json_file: Path | None, tune: Path | None, run: Ben
             print(f"# up to {entry.max_bytes or 'any size'}: {entry.algorithm}")
 
 
-def _cells(row: Row) -> tuple[Any, ...]:
-    of_limit = row.of_limit
-    redop = row.op if collective_of(row.collective).reduces else "none"
-    name = short_name(row.algorithm) if row.algorithm != AUTO else f"({short_name(row.chosen)})"
-    return (
-        " ",
-        row.size_bytes,
-        row.count,
-        row.dtype,
-        redop,
-        name,
-        f"{row.time_s * 1e6:.2f}" if row.time_s < 0.1 else f"{row.time_s * 1e6:.0f}",
-        f"{row.algbw / 1e9:.4g}",
-        f"{row.busbw / 1e9:.4g}",
-        row.wrong,
-        "n/a" if of_limit is None else f"{of_limit:.1%}".removesuffix("%"),
-    )
+def _size_text(size_bytes: float) -> str:
+    return format_size(round(float(f"{size_bytes:.3g}")))
 
 
-STARTUP_COLUMNS = (
-    ("ranks", "", 7),
-    ("way", "", 10),
-    ("time", "(s)", 9),
-    ("finding", "(s)", 9),
-    ("topology", "(s)", 9),
-    ("connecting", "(s)", 11),
-    ("sockets", "of a rank", 10),
-    ("memory", "of a rank", 10),
-    ("buffers", "of a rank", 10),
-    ("rank 0", "sends", 10),
-    ("model", "(s)", 9),
+def _part(name: str) -> Column[BootstrapRow]:
+    width = max(9, len(name) + 1)
+    return Column(name, "(s)", width, lambda row: f"{row.parts.get(name, 0.0):.3f}")
+
+
+STARTUP_COLUMNS: tuple[Column[BootstrapRow], ...] = (
+    Column("ranks", "", 7, lambda row: row.ranks),
+    Column(
+        "way", "", 10, lambda row: next((name for name, way in STARTUP_METHODS.items() if way == row.way), "")
+    ),
+    Column("time", "(s)", 9, lambda row: f"{row.time_s:.3f}"),
+    *map(_part, ("finding", "topology", "connecting")),
+    Column("sockets", "of a rank", 10, lambda row: row.sockets),
+    Column("memory", "of a rank", 10, lambda row: _size_text(row.memory_bytes)),
+    Column("buffers", "of a rank", 10, lambda row: _size_text(row.sockets * connection_buffers_bytes())),
+    Column("rank 0", "sends", 10, lambda row: _size_text(row.bytes_sent)),
+    Column("model", "(s)", 9, lambda row: f"{row.predicted.seconds:.3f}"),
 )
 
 
@@ -252,21 +229,13 @@ def bootstrap(
     run = BootstrapRun(network, seed, lambda line: console.print(f"  {line}"))
     kinds = ", ".join(f"{kind.name} {kind.size}" for kind in tries[-1].kinds[1:]) or "none"
     print(f"# {topology.name}: {len(run.topology.hosts)} hosts, groups of the last: {kinds}; costs: {costs}")
-    rows = print_rows(run.rows(tries), STARTUP_COLUMNS, _startup_cells)
+    rows = print_rows(run.rows(tries), STARTUP_COLUMNS)
     for words in _growth(rows):
         print(words)
     if json_file is not None:
         json_file.write_text(
             json.dumps({"schema": 1, "rows": [asdict(row) for row in rows]}, indent=1) + "\n"
         )
-
-
-def _startup_cells(row: BootstrapRow) -> tuple[Any, ...]:
-    name = next((name for name, way in STARTUP_METHODS.items() if way == row.way), "")
-    parts = [f"{row.parts.get(part, 0.0):.3f}" for part in ("finding", "topology", "connecting")]
-    sizes = (row.memory_bytes, row.sockets * connection_buffers_bytes(), row.bytes_sent)
-    shown = [format_size(round(float(f"{size:.3g}"))) for size in sizes]
-    return row.ranks, name, f"{row.time_s:.3f}", *parts, row.sockets, *shown, f"{row.predicted.seconds:.3f}"
 
 
 def _growth(rows: Sequence[BootstrapRow]) -> list[str]:

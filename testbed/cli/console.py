@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -21,12 +21,13 @@ from testbed.cli.experiments.run import Listener
 from testbed.errors import BadInput
 from testbed.measure.execution.progress import PartProgress, Progress, progress_text, time_left_text
 from testbed.measure.execution.run import PreparedRun
+from testbed.measure.result_model import Column, Row
 from testbed.measure.results.manifest import Manifest
 from testbed.measure.results.result import Result
 from testbed.show.report import print_refusal, print_summary
 from testbed.spec.scenario import Scenario
 from testbed.workload.job.job import unused_inputs
-from testbed.workload.schedules.optimal_search import LISTENER
+from testbed.workload.schedules.optimal import LISTENER
 
 
 class _More(ProgressColumn):
@@ -89,29 +90,21 @@ def plain_table(
 
 PIPE_COLUMNS = 200  # columns without a terminal; narrower tables break names
 
-Row = TypeVar("Row")
 
+def print_rows(rows: Iterable[Row], columns: Sequence[Column[Row]]) -> list[Row]:
+    """Print each row as it arrives, headings before the first, and return all rows."""
 
-def print_rows(
-    rows: Iterable[Row],
-    columns: Sequence[tuple[str, str, int]],
-    cells: Callable[[Row], Sequence[Any]],
-) -> list[Row]:
-    """Print each row as it arrives, headings before the first, and return all rows.
-
-    `columns`: heading, unit and width of each.
-    """
-    *headings, widths = zip(*columns, strict=True)
-
-    def line(own: Sequence[Any]) -> str:
-        return " ".join(str(cell).rjust(width) for cell, width in zip(own, widths, strict=True)).rstrip()
+    def line(cells: Iterable[Any]) -> str:
+        found = (str(cell).rjust(column.width) for cell, column in zip(cells, columns, strict=True))
+        return " ".join(found).rstrip()
 
     found: list[Row] = []
     for row in rows:
         if not found:
-            print("\n".join(map(line, headings)))
+            print(line(column.heading for column in columns))
+            print(line(column.unit for column in columns))
         found.append(row)
-        print(line(cells(row)), flush=True)
+        print(line(column.text(row) for column in columns), flush=True)
     return found
 
 

@@ -37,6 +37,7 @@ from testbed.cli.options import (
     assignments,
 )
 from testbed.measure.execution.run import Request
+from testbed.measure.fidelity.invariants import HOST_CHECKS
 from testbed.measure.results.run_directory import PARTIAL_SUFFIX, default_path
 from testbed.net.doctor.host_resources import describe_busy, find_busiest
 from testbed.spec.scenario import load_scenario
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from testbed.show.live.server import LivePage
 
 
-BUSY = {"cpu_headroom", "foreign_load", "scheduler_lag"}  # invariants that fail on a busy machine
+BUSY = {check.name for check in HOST_CHECKS}
 
 
 def run(

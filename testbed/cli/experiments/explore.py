@@ -42,7 +42,7 @@ from testbed.prediction.step_flops import recorded_work, step_work
 from testbed.show.report.exploration import write_exploration
 from testbed.spec.errors import ConfigError, Problem, option_error
 from testbed.spec.scenario import Scenario
-from testbed.workload.job.recorded_trace import changed_ns
+from testbed.workload.job.kinds.trace import changed_ns
 
 SHOWN = 5  # best configurations shown, in addition to baselines
 CONFIRMATION, CONFIRMED = "confirm.yaml", "confirmed"

@@ -31,7 +31,7 @@ from testbed.spec.overrides import holds_list
 from testbed.spec.scenario import Scenario, load_scenario
 from testbed.spec.sweep_axes import Axis, GridPoint, grid_points
 from testbed.version import VERSION
-from testbed.workload.job.recorded_trace import changed_ns
+from testbed.workload.job.kinds.trace import changed_ns
 
 SCENARIO, PREDICTED, RUNS = "scenario.yaml", "predicted.jsonl", "points"
 MODEL = "model"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +14,13 @@ from testbed.measure.execution.event_player import affected_parts, parts_changed
 from testbed.measure.execution.job_run import LinkSample
 from testbed.measure.execution.network_evidence import HostEvidence, conservation_between, pause_invariants
 from testbed.measure.execution.rank_network import NetworkCheck
-from testbed.measure.fidelity import (
-    Invariant,
-    Verdict,
-    invariants,
-    judge,
-    link_invariants,
-    read_windows,
-)
-from testbed.measure.fidelity.cpu_monitor import MonitorWindow
+from testbed.measure.fidelity import invariants, link_invariants
+from testbed.measure.fidelity.cpu_monitor import MonitorWindow, read_windows
 from testbed.measure.fidelity.invariants import Conservation
 from testbed.measure.fidelity.link_invariants import Tunnel
-from testbed.measure.fidelity.similarity import Number, scale_similarity
+from testbed.measure.fidelity.similarity import DimensionlessNumber, scale_similarity
 from testbed.measure.fidelity.timing_invariants import StepTime, model_error
-from testbed.measure.fidelity.verdict import ORDER
+from testbed.measure.fidelity.verdict import ORDER, Invariant, Verdict, checks_of, judge
 from testbed.measure.results.replication import first_step_start_s, replication_summary
 from testbed.measure.results.summary import StepResult, undisturbed_steps
 from testbed.net.fabric.running_fabric import WanCounters
@@ -60,7 +53,7 @@ class Evidence(HostEvidence):
     changes: Sequence[tuple[float, str]]
     repairs: Sequence[str]
     monitor_files: Mapping[str, Path]
-    numbers: Sequence[Number]
+    numbers: Sequence[DimensionlessNumber]
     agreement: Invariant
     tunnels: Sequence[Tunnel]
     replication: ReplicationRecord | None
@@ -118,7 +111,7 @@ def assess(
             link_invariants.serialisation(model.missing_share),
             *evidence.network.after(evidence.changes, sorted(changed)),
             link_invariants.rules_in_force(evidence.repairs),
-            *([check(evidence.tunnels) for check in _TUNNELS] if evidence.tunnels else []),
+            *(check(evidence.tunnels) for check in link_invariants.TUNNEL_CHECKS if evidence.tunnels),
             *_timeliness(evidence, spans),
             invariants.payload_correct(
                 sum(step.wrong for step in steps),
@@ -140,26 +133,16 @@ def assess(
 def _timeliness(evidence: Evidence, spans: Sequence[tuple[float, float]]) -> list[Invariant]:
     """Return the invariants on whether host and link engine were on time."""
     if not evidence.monitor_files:
-        names = ("cpu_headroom", "foreign_load", "scheduler_lag", "emulator_lateness", "emulator_stalls")
-        return [invariants.by_construction(name) for name in names]
+        return [check.exempted() for check in checks_of(invariants) if check.exempt]
     windows = {name: read_windows(path, list(spans)) for name, path in evidence.monitor_files.items()}
     counts, bounds_s = _lateness(evidence.links, spans)
     return [
-        *(_worst_machine(check, windows) for check in _MACHINE),
+        *(_worst_machine(check, windows) for check in invariants.HOST_CHECKS),
         invariants.emulator_lateness(counts, bounds_s),
-        link_invariants.emulator_stalls(
+        invariants.emulator_stalls(
             _stalled_s(evidence.links, spans), sum(end - start for start, end in spans)
         ),
     ]
-
-
-_MACHINE = (invariants.cpu_headroom, invariants.foreign_load, invariants.scheduler_lag)
-_TUNNELS = (
-    link_invariants.tunnel_rate,
-    link_invariants.tunnel_delay,
-    link_invariants.tunnel_loss,
-    link_invariants.clocks_agree,
-)
 
 
 def _worst_machine(
@@ -169,7 +152,7 @@ def _worst_machine(
     checked = {name: check(window) for name, window in windows.items()}
     name = max(checked, key=lambda name: (checked[name].ok is False, ORDER.index(checked[name].severity)))
     found = checked[name]
-    return replace(found, sentence=f"{name}: {found.sentence}") if name else found
+    return found.model_copy(update={"sentence": f"{name}: {found.sentence}"}) if name else found
 
 
 def _stalled_s(links: Sequence[LinkSample], spans: Sequence[tuple[float, float]]) -> float | None:

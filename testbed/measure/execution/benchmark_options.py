@@ -14,7 +14,7 @@ from testbed.comm.collectives import AUTO, COLLECTIVES, DTYPES, OPERATIONS, Tuni
 from testbed.comm.transport import PROTOCOLS, TRANSPORTS
 from testbed.errors import did_you_mean
 from testbed.measure.execution.bootstrap_benchmark import MOST_EAGER, BootstrapOptions
-from testbed.measure.execution.collective_benchmark import BenchRun, Row
+from testbed.measure.execution.collective_benchmark import COLUMNS, BenchRun, Row
 from testbed.measure.execution.network_setup import CLOCKS, guest_settings, parse_size_option, rank_count
 from testbed.net.virtual.guest import DEFAULT_MEMORY_BYTES, GuestSettings
 from testbed.plugins import OWN_FILE, Registry, resolve_file_names
@@ -141,7 +141,8 @@ def congestion_control_for(asked: str | None, topology: Path | None) -> str | No
 def write_rows(path: Path, rows: Sequence[Row], run: BenchRun) -> None:
     """Write the rows as JSON."""
     document: dict[str, Any] = {"schema": SCHEMA, "ranks": run.ranks, "scale": asdict(run.scale)}
-    document["rows"] = [{**asdict(row), "of_limit": row.of_limit} for row in rows]
+    keys = [column.key for column in COLUMNS if column.key]
+    document["rows"] = [asdict(row) | {key: getattr(row, key) for key in keys} for row in rows]
     path.write_text(json.dumps(document, indent=1) + "\n")
 
 

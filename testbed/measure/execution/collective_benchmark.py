@@ -15,16 +15,17 @@ from testbed.measure.execution.network_setup import Network
 from testbed.measure.execution.rank_network import RankNetwork, RankRun, bring_up
 from testbed.measure.execution.resources import ranks_per_process
 from testbed.measure.ranks.benchmarks import BenchSpec, Case, numel_for, sent_elements
+from testbed.measure.result_model import Column
 from testbed.net.controller.policy_view import View
 from testbed.net.paths.hops import NETEM
+from testbed.plugins import short_name
 from testbed.spec.buildings import Host
 from testbed.spec.links import ETHERNET_HEADER_BYTES
 from testbed.spec.scale import Scale
 from testbed.spec.topology import Topology
 from testbed.spec.transport import TransportSpec
-from testbed.workload.job.endpoint_resolution import resolve_endpoints
+from testbed.workload.job.endpoint_resolution import resolve_endpoints, socket_rules_of
 from testbed.workload.job.endpoints import JobEndpoints, RankEndpoint
-from testbed.workload.job.traffic_matrix import socket_rules_of
 from testbed.workload.uniform_plans import uneven_rows
 
 
@@ -80,6 +81,62 @@ class Row:
     def of_limit(self) -> float | None:
         """The achieved share of what the bottleneck allows, 0 to 1."""
         return None if self.limit_s is None else self.limit_s / self.time_s
+
+    @property
+    def name(self) -> str:
+        """The algorithm without the path of its file; in brackets if `auto` chose it."""
+        return short_name(self.algorithm) if self.algorithm != AUTO else f"({short_name(self.chosen)})"
+
+
+def _gigabytes_text(rate: float) -> str:
+    return f"{rate / 1e9:.4g}"
+
+
+COLUMNS: tuple[Column[Row], ...] = (
+    Column("#", "#", 1, lambda row: " "),
+    Column("size", "(B)", 12, lambda row: row.size_bytes, "Bytes of a rank's whole array."),
+    Column("count", "(elements)", 12, lambda row: row.count, "Elements of that array."),
+    Column("type", "", 9, lambda row: row.dtype, "Type of the elements."),
+    Column(
+        "redop",
+        "",
+        8,
+        lambda row: row.op if collective_of(row.collective).reduces else "none",
+        "The reduction; none for collectives that do not reduce.",
+    ),
+    Column("algorithm", "", 19, lambda row: row.name, "The algorithm; in brackets if `auto` chose it."),
+    Column(
+        "time",
+        "(us)",
+        11,
+        lambda row: f"{row.time_s * 1e6:.2f}" if row.time_s < 0.1 else f"{row.time_s * 1e6:.0f}",
+        "Time of one call, mean over iterations and ranks.",
+    ),
+    Column(
+        "algbw",
+        "(GB/s)",
+        9,
+        lambda row: _gigabytes_text(row.algbw),
+        "Bytes of the call, as nccl-tests counts them, over its time.",
+    ),
+    Column(
+        "busbw",
+        "(GB/s)",
+        9,
+        lambda row: _gigabytes_text(row.busbw),
+        "`algbw` times the collective's bus factor, as nccl-tests defines it.",
+    ),
+    Column("#wrong", "", 7, lambda row: row.wrong, "Wrong elements, over all ranks."),
+    Column(
+        "of limit",
+        "(%)",
+        9,
+        lambda row: "n/a" if row.of_limit is None else f"{row.of_limit:.1%}".removesuffix("%"),
+        "Share of what the most loaded link allows, without headers; n/a on loopback.",
+        key="of_limit",
+    ),
+)
+"""The columns of `testbed bench`: those of nccl-tests, and one more."""
 
 
 class BenchRun:

@@ -11,12 +11,11 @@ from typing import Any
 from testbed.measure.execution.event_player import affected_cards
 from testbed.measure.execution.job_run import JobRun, LinkSample
 from testbed.measure.execution.rank_evidence import RankEvidence
-from testbed.measure.fidelity import Invariant
 from testbed.measure.fidelity.building_invariants import (
     building_of,
     conservation_in_buildings,
     lossless,
-    no_pause_cycle,
+    no_pause_circle,
     packet_balances,
     subtract_counts,
     timed_cables,
@@ -31,6 +30,7 @@ from testbed.measure.fidelity.host_invariants import (
 )
 from testbed.measure.fidelity.invariants import Conservation
 from testbed.measure.fidelity.link_invariants import PortDrops
+from testbed.measure.fidelity.verdict import Invariant
 from testbed.measure.ranks.telemetry import REAL_LATE_S, REAL_WAIT_S
 from testbed.measure.results.summary import StepResult
 from testbed.net.fabric.bridges import NIC, Cable, End, cables
@@ -38,7 +38,7 @@ from testbed.net.links.interfaces import NodeCounts
 from testbed.net.links.link_engine import DirectionStats, EngineStats
 from testbed.net.paths.buffer_checks import find_pause_cycle
 from testbed.spec.events import EventSpec
-from testbed.spec.link_direction import DIRECTIONS, Direction
+from testbed.spec.link_direction import DIRECTIONS, PACKET_FAULTS, Direction
 from testbed.spec.scale import Scale
 from testbed.spec.topology import Topology, TopologySpec
 from testbed.workload.plan_volume import result_elements
@@ -97,13 +97,14 @@ class HostEvidence(RankEvidence):
         left_out = sorted(
             building.name for building in self.topology.buildings if down & set(building.switches)
         )
-        corrupting = any(direction.corrupt for direction in _all_directions(self.topology))
-        changed = any(event.settings is not None and event.settings.corrupt for event in self.events)
+        settings = [*_all_directions(self.topology), *(event.settings for event in self.events)]
+        misdirecting = [name for name, fault in PACKET_FAULTS.items() if fault.misdirects]
+        corrupting = any(getattr(one, name, None) for one in settings for name in misdirecting)
         cards = affected_cards(self.events)
         balances = list(packet_balances(self.topology, self.counted, left_out, cards))
         timed = self._timed(left_out, cards)
         without = sorted({*left_out, *cards})
-        return conservation_in_buildings(balances, timed, without, corrupting or changed)
+        return conservation_in_buildings(balances, timed, without, corrupting)
 
     def _timed(self, left_out: Sequence[str], cards: Collection[str]) -> list[Conservation]:
         """Return counts of cables that the link engine emulates, without those of some buildings and hosts."""
@@ -319,7 +320,7 @@ def pause_invariants(topology: Topology, rows: Sequence[Mapping[str, Any]]) -> l
     dropped, pauses = (sum(row[name] for row in rows) for name in ("dropped", "pauses"))
     return [
         lossless(dropped, pauses, fullest, shares[fullest]),
-        no_pause_cycle(find_pause_cycle(topology)),
+        no_pause_circle(find_pause_cycle(topology)),
     ]
 
 

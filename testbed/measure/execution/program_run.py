@@ -150,7 +150,7 @@ LOOK_INTERVAL_S = 5.0  # switches close connections that are silent for a minute
 
 def verdict_lines(verdict: Verdict) -> list[str]:
     """Return the verdict and the failed invariants as lines of text."""
-    broken = [f"{one.name}: {one.sentence}" for one in verdict.invariants if one.ok is False]
+    broken = [f"{one.name}: {one.sentence}" for one in verdict.failed]
     return [f"the network: {verdict.status}, {len(verdict.invariants)} checks", *broken]
 
 

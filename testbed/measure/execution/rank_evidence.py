@@ -9,7 +9,6 @@ from functools import cached_property
 from typing import Any
 
 from testbed.measure.execution.job_run import LinkSample, StepClock
-from testbed.measure.fidelity import Invariant
 from testbed.measure.fidelity.cross_check_invariants import (
     EXACT_S,
     CardClaim,
@@ -26,6 +25,7 @@ from testbed.measure.fidelity.cross_check_invariants import (
 )
 from testbed.measure.fidelity.host_invariants import BaselineTimes
 from testbed.measure.fidelity.timing_invariants import StepTime, steps_alike
+from testbed.measure.fidelity.verdict import Invariant
 from testbed.measure.results.summary import StepResult, undisturbed_steps
 from testbed.net.fabric.bridges import NIC
 from testbed.net.fabric.change_watch import Change
@@ -100,8 +100,7 @@ class RankEvidence:
             bytes_witnessed(
                 self.hosts,
                 [sample for sample in prompt if comparable and sample["operation"] == "step"],
-                self._cards(),
-                self._links(steps),
+                [*self._cards(), *self._links(steps)],
                 repeats=self.job.scenario.transport.kind == "datagram",
             ),
             compute_as_asked(list(self._computed(own))),
@@ -127,7 +126,7 @@ class RankEvidence:
     def _is_random(self) -> bool:
         """Whether links treat packets randomly, other than by losing them."""
         links = [getattr(link, direction) for link in self.job.topology.wan for direction in DIRECTIONS]
-        return any(link.jitter_s or link.duplicate or link.reorder or link.corrupt for link in links)
+        return any(link.is_random for link in links)
 
     def _cards(self) -> Iterator[CardClaim]:
         """Compare only totals, as NICs are read before the first step and after the last one."""

@@ -9,8 +9,9 @@ from typing import Any
 
 from testbed.measure.execution.launchers import Launchers, RankSpec
 from testbed.measure.execution.network_setup import Network
-from testbed.measure.fidelity import Invariant, invariants, link_invariants
+from testbed.measure.fidelity import invariants, link_invariants
 from testbed.measure.fidelity.probe import measure_links
+from testbed.measure.fidelity.verdict import Invariant
 from testbed.net.fabric.fabric_state import ENVIRONMENT_MARK, clean_abandoned
 from testbed.net.fabric.network import Fabric
 from testbed.spec.buildings import Host
@@ -114,8 +115,8 @@ class NetworkCheck:
     def after(self, changes: Sequence[tuple[float, str]], expected: Sequence[str] = ()) -> list[Invariant]:
         """Return the invariants of the settings; `changes` are those seen meanwhile, with their time in seconds."""
         return [
-            link_invariants.settings_in_force("settings_in_force", "the network", self._settings),
-            link_invariants.settings_in_force("offload_state", "offloads", self._offloads),
+            link_invariants.settings_in_force(self._settings),
+            link_invariants.offload_state(self._offloads),
             link_invariants.nothing_changed(changes, expected),
         ]
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from testbed.documents import rebuild
 from testbed.measure.execution.assessment import link_key
 from testbed.measure.execution.job_run import LinkSample
 from testbed.measure.ranks.serving_rank import DISPATCHED_FILE, done_file
@@ -17,7 +18,7 @@ from testbed.net.fabric.network import Fabric
 from testbed.spec.buildings import Host
 from testbed.workload.dispatch import DispatchLog, ExecutedPlan
 from testbed.workload.job.job import Job
-from testbed.workload.plan import Message, Operation, operation_from_document
+from testbed.workload.plan import Message, Operation
 
 RankRecord = dict[str, Any]
 
@@ -171,7 +172,7 @@ def resolve_served_job(job: Job, folder: Path, records: RankRecords) -> Job:
     _add_killed_ranks(records, ranks, done, job.workload.itemsize)
     plan = replace(job.workload.plan, ranks=ranks)
     start_s = min(sample["start_s"] for sample in records.samples if sample["operation"] == "step")
-    dispatched = DispatchLog.from_document(decided["dispatched"]).since(start_s)
+    dispatched = rebuild(DispatchLog, decided["dispatched"]).since(start_s)
     return job.as_executed(ExecutedPlan(plan, dispatched, answers))
 
 
@@ -196,7 +197,7 @@ def _last(path: Path, step: int) -> dict[str, Any]:
 
 def _placed(line: _LogRecord, places: Mapping[int, int]) -> Operation:
     """Return an operation with its dependencies renumbered for a plan of executed operations only."""
-    operation = operation_from_document(line["operation"])
+    operation = Operation.from_document(line["operation"])
     return replace(operation, after=tuple(places[index] for index in operation.after))
 
 

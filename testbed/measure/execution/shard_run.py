@@ -40,8 +40,8 @@ from testbed.measure.execution.shard_records import (
     shift_times,
 )
 from testbed.measure.execution.stalls import StallReporter, StallWatch
-from testbed.measure.fidelity import MonitorProcess
 from testbed.measure.fidelity.capacity import NetworkBackend
+from testbed.measure.fidelity.cpu_monitor import MonitorProcess
 from testbed.measure.fidelity.link_invariants import PortDrops, Tunnel
 from testbed.measure.fidelity.similarity import run_numbers
 from testbed.measure.results.records import EVENTS
@@ -330,7 +330,7 @@ class ShardRun:
         figures = {
             "clock": clock,
             "scale": scale,
-            "dimensionless": [number.to_dict() for number in numbers],
+            "dimensionless": numbers,
             "variants": variants,
             "manifest": manifest,
         }
@@ -367,7 +367,7 @@ class ShardRun:
             "step_time_s": median(self.scale.real_s(step.step_time_s) for step in steps),
             "expected_wan_bytes": expected,
             "predicted_s": self.scale.real_s(predicted.step_time_s) if predicted else None,
-            "verdict": assess(evidence, steps, expected, observed, model, drops).to_dict(),
+            "verdict": assess(evidence, steps, expected, observed, model, drops),
             "control": asdict(self.scenario.control.resolve()),
             "pauses": list(evidence.pauses),
             "port_drops": [port_record(one, self.scale) for one in drops],

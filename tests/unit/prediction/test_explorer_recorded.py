@@ -21,7 +21,7 @@ from testbed.prediction.search.space import Space, own_values
 from testbed.show.exchange import export_chakra, load_job
 from testbed.spec.errors import ConfigError
 from testbed.spec.scenario import load_scenario
-from testbed.workload.traces import Collective, Compute, JobTrace
+from testbed.workload.traces.trace import Collective, Compute, JobTrace
 from tests.unit.workload.recorded_jobs import PIPELINE, REPLICATE, SHARD, asked, recorded
 
 MESH = recorded(2, 2, 2)
