@@ -31,11 +31,19 @@ class PartProgress:
 
 @dataclass(frozen=True)
 class Progress:
-    """Callbacks of a run: `phase` once per phase, `step(done, all)` before each step, `parts` from time to time."""
+    """Callbacks of a run.
 
-    phase: Callable[[str], None]
-    step: Callable[[int, int], None]
+    Attributes:
+        phase: Called once per phase, with a line of text.
+        step: Called before each step, with the numbers of steps done and of all.
+        parts: Called from time to time.
+        begins: Called before each attempt, with the `PreparedRun` and the failed invariants of the previous attempt.
+    """
+
+    phase: Callable[[str], None] = lambda line: None
+    step: Callable[[int, int], None] = lambda done, total: None
     parts: Callable[[Sequence[PartProgress]], None] = lambda parts: None
+    begins: Callable[[Any, Sequence[str]], None] = lambda prepared, reasons: None
 
 
 def progress_text(parts: Sequence[PartProgress]) -> str:
@@ -80,12 +88,7 @@ class RunLive:
             "scale": asdict(scale),
             "folder": str(parts.resolve()),
             "parts": [
-                {
-                    "number": shard.number,
-                    "name": shard.name,
-                    "variant": shard.variant,
-                    "first_trial": shard.first_trial,
-                }
+                {key: getattr(shard, key) for key in ("number", "name", "variant", "first_trial")}
                 for shard in shards
             ],
         }
