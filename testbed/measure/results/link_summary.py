@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from testbed.measure.fidelity.link_invariants import DroppingPort
 from testbed.measure.result_model import ResultModel
 from testbed.measure.results.records import COUNTERS, LinkKey
 from testbed.spec.scale import Scale
@@ -65,15 +66,6 @@ class PlaneBalance(ResultModel):
     jain_index: float = Field(
         description="Jain's fairness index of the utilisation: 1 if all planes are used alike, 1/n if only one is used."
     )
-
-
-class DroppingPort(ResultModel):
-    """A switch port inside a building, or a host's NIC, whose queue dropped packets during measured steps."""
-
-    place: str
-    queue_bytes: int
-    given: bool = Field(description="Whether the topology sets the queue size; otherwise it is the default.")
-    drops: int = Field(description="Packets dropped over all steps; for a NIC, over the whole run.")
 
 
 def merge_dropping_ports(shards: Sequence[Iterable[DroppingPort]]) -> tuple[DroppingPort, ...]:

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field, PrivateAttr, ValidationError
 
 from testbed.errors import BadInput
+from testbed.measure.fidelity.link_invariants import DroppingPort
 from testbed.measure.fidelity.similarity import DimensionlessNumber
 from testbed.measure.fidelity.verdict import Status, Verdict
 from testbed.measure.result_model import ResultModel
 from testbed.measure.results.committed_work import Rates, Work
-from testbed.measure.results.link_summary import DroppingPort, LinkUse, PausedLink, PlaneBalance
+from testbed.measure.results.link_summary import LinkUse, PausedLink, PlaneBalance
 from testbed.measure.results.notebook_views import Figure
 from testbed.measure.results.replication import Replication
 from testbed.measure.results.run_directory import BadResult

@@ -12,10 +12,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from testbed.measure.fidelity.link_invariants import DroppingPort
 from testbed.measure.fidelity.similarity import DimensionlessNumber
 from testbed.measure.fidelity.verdict import Verdict
 from testbed.measure.result_model import ResultModel
-from testbed.measure.results.link_summary import DroppingPort, PausedLink
+from testbed.measure.results.link_summary import PausedLink
 from testbed.measure.results.manifest import Manifest
 from testbed.measure.results.records import EVENTS, LINKS, SAMPLES
 from testbed.measure.results.replication import Replication
