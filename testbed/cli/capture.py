@@ -16,7 +16,7 @@ from testbed.contrib.capture.session import CaptureResult, Request, capture
 from testbed.errors import BadInput, did_you_mean
 from testbed.spec.catalogue import accelerators
 from testbed.spec.units import size_text, time_text
-from testbed.workload.traces import Collective, Compute, JobTrace, PointToPoint, element_bytes
+from testbed.workload.traces.trace import Collective, Compute, JobTrace, PointToPoint, element_bytes
 
 
 def capture_script(

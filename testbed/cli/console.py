@@ -27,7 +27,7 @@ from testbed.measure.results.result import Result
 from testbed.show.report import print_refusal, print_summary
 from testbed.spec.scenario import Scenario
 from testbed.workload.job.job import unused_inputs
-from testbed.workload.schedules.optimal_search import LISTENER
+from testbed.workload.schedules.optimal import LISTENER
 
 
 class _More(ProgressColumn):
@@ -136,7 +136,14 @@ EXIT_UNTRUSTED = 3
 def show_progress(console: Console, *, quiet: bool = False) -> Iterator[Listener]:
     """Show progress of runs within the block: start, phases, steps. `quiet`: only report repeated runs."""
     if quiet:
-        yield Listener(Progress(lambda line: None, lambda done, total: None), _report_repeats(console))
+
+        def repeats(prepared: PreparedRun, reasons: Sequence[str]) -> None:
+            if reasons:
+                console.print(
+                    f"untrusted ({', '.join(reasons)}): repeating, {prepared.scale}", soft_wrap=True
+                )
+
+        yield Listener(Progress(lambda line: None, lambda done, total: None), repeats)
         return
     began_s = time.monotonic()
     with progress_bar(console) as bar:
@@ -171,15 +178,6 @@ def show_progress(console: Console, *, quiet: bool = False) -> Iterator[Listener
 
         with listen_to_schedule_search(lambda words: bar.update(task, description=words)):
             yield Listener(Progress(phase, step, parts), begins)
-
-
-def _report_repeats(console: Console) -> Callable[[PreparedRun, Sequence[str]], None]:
-
-    def begins(prepared: PreparedRun, reasons: Sequence[str]) -> None:
-        if reasons:
-            console.print(f"untrusted ({', '.join(reasons)}): repeating, {prepared.scale}", soft_wrap=True)
-
-    return begins
 
 
 def print_result(result: Result, console: Console, *, strict: bool = False, as_json: bool = False) -> None:

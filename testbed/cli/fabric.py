@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import statistics
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -37,15 +38,13 @@ from testbed.net.fabric.fabric_state import (
 from testbed.net.fabric.flow_trace import MAX_DSCP, MAX_PORT, Flow, Trace, trace_flow
 from testbed.net.fabric.running_fabric import ALL, change_link, parse_link_settings
 from testbed.net.fabric.running_fabric import inspect as read_back
-from testbed.net.links.link_engine import direction_to_json
 from testbed.spec.errors import option_error
-from testbed.spec.link_direction import LossBursts
+from testbed.spec.link_direction import PACKET_FAULTS, LossBursts
 from testbed.spec.policy import DEFAULT_POLICY
 from testbed.spec.scale import Scale
 from testbed.spec.units import format_fraction, format_size, rate_text, size_text, time_text
 
 link_app = typer.Typer(no_args_is_help=True, help="Change WAN links of a running network.")
-EVENTS = ("duplicate", "reorder", "corrupt")
 
 
 def diagnose(as_json: JsonOption = False) -> None:
@@ -127,7 +126,7 @@ def direction_row(direction: dict[str, Any]) -> list[str]:
     jitter = time_text(direction["jitter_s"])
     if direction["jitter_s"] and direction["jitter_distribution"] != "uniform":
         jitter += f" {direction['jitter_distribution']}"
-    more = [f"{kind} {format_fraction(direction[kind])}" for kind in EVENTS if direction[kind]]
+    more = [f"{kind} {format_fraction(direction[kind])}" for kind in PACKET_FAULTS if direction[kind]]
     if ecn_bytes := direction["ecn_bytes"]:
         more.append(f"marks from {format_size(ecn_bytes)}")
     if pause := direction["pause"]:
@@ -207,7 +206,7 @@ def set_link(
     )
     console = Console(stderr=True, highlight=False)
     for where, figures in changed.items():
-        row = [figure for figure in direction_row(direction_to_json(figures)) if figure]
+        row = [figure for figure in direction_row(asdict(figures)) if figure]
         console.print(f"{' '.join(where)}: {', '.join(row)}")
 
 

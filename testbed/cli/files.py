@@ -38,8 +38,8 @@ from testbed.spec.scale import Scale
 from testbed.spec.scenario import Scenario
 from testbed.spec.topology import TopologySpec
 from testbed.spec.units import parse_delay, parse_rate
-from testbed.workload.traces import JobTrace
 from testbed.workload.traces.chakra import write_job
+from testbed.workload.traces.trace import JobTrace
 
 
 def check(

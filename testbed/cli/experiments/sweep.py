@@ -17,7 +17,7 @@ from testbed.cli.experiments.run import Listener, predict, run_or_reopen
 from testbed.errors import TestbedError
 from testbed.jsonl_log import JsonlLog
 from testbed.measure.execution.run import check_here
-from testbed.measure.results.committed_work import Work, committed_work
+from testbed.measure.results.committed_work import committed_work
 from testbed.measure.results.result import Result, Variant
 from testbed.measure.results.run_directory import chown_to_sudo_user, make_folder
 from testbed.measure.results.summary import median_interval
@@ -31,7 +31,7 @@ from testbed.spec.overrides import holds_list
 from testbed.spec.scenario import Scenario, load_scenario
 from testbed.spec.sweep_axes import Axis, GridPoint, grid_points
 from testbed.version import VERSION
-from testbed.workload.job.recorded_trace import changed_ns
+from testbed.workload.job.kinds.trace import changed_ns
 
 SCENARIO, PREDICTED, RUNS = "scenario.yaml", "predicted.jsonl", "points"
 MODEL = "model"
@@ -267,21 +267,20 @@ def predicted_point(clock: str, scenario: Scenario) -> dict[str, Any]:
         found = predict(scenario, clock).variants
     except TestbedError as error:  # it is invalid, or its step does not end
         return {"misfit": str(error)}
-    figures = [
-        {
-            "variant": name,
-            "predicted_s": entry.step_time_s,
-            "wan_bytes": entry.wan_bytes,
-            "work": _step_work(scenario.variant(name), entry.step_time_s).document(),
-            "unmodelled": list(entry.unmodelled),
-        }
-        for name, entry in found.items()
-    ]
+    figures = []
+    for name, entry in found.items():
+        variant = scenario.variant(name)
+        work = committed_work(variant, step_work(variant), [entry.step_time_s], []).document()
+        figures.append(
+            {
+                "variant": name,
+                "predicted_s": entry.step_time_s,
+                "wan_bytes": entry.wan_bytes,
+                "work": work,
+                "unmodelled": list(entry.unmodelled),
+            }
+        )
     return {"figures": figures}
-
-
-def _step_work(variant: Scenario, step_time_s: float) -> Work:
-    return committed_work(variant, step_work(variant), [step_time_s], [])
 
 
 def _sweep(planned: SweepPlan, points: Mapping[GridPoint, SweepPoint]) -> Sweep:

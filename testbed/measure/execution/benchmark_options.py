@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -138,23 +138,17 @@ def congestion_control_for(asked: str | None, topology: Path | None) -> str | No
     return asked or ("cubic" if topology else None)
 
 
-def rows_document(rows: Sequence[Row], run: BenchRun) -> Mapping[str, Any]:
-    """Return the content of `--json-file`."""
+def write_rows(path: Path, rows: Sequence[Row], run: BenchRun) -> None:
+    """Write the rows as JSON."""
     document: dict[str, Any] = {"schema": SCHEMA, "ranks": run.ranks, "scale": asdict(run.scale)}
     keys = [column.key for column in COLUMNS if column.key]
     document["rows"] = [asdict(row) | {key: getattr(row, key) for key in keys} for row in rows]
-    return document
-
-
-def write_rows(path: Path, rows: Sequence[Row], run: BenchRun) -> None:
-    """Write the rows as JSON."""
-    path.write_text(json.dumps(rows_document(rows, run), indent=1) + "\n")
+    path.write_text(json.dumps(document, indent=1) + "\n")
 
 
 def write_tuning_table(rows: Sequence[Row], run: BenchRun, path: Path) -> TuningTable:
     """Write the fastest algorithm of each size to a tuning table, and keep the table's other collectives."""
-    hosts = run.topology.hosts[: run.ranks] if run.topology else ()
-    buildings = len({host.building for host in hosts}) or 1
+    buildings = len({host.building for host in run.hosts}) or 1
     times: dict[int, dict[str, float]] = {}
     for row in rows:
         times.setdefault(row.choice_bytes, {})[row.algorithm] = row.time_s

@@ -24,9 +24,8 @@ from testbed.spec.links import ETHERNET_HEADER_BYTES
 from testbed.spec.scale import Scale
 from testbed.spec.topology import Topology
 from testbed.spec.transport import TransportSpec
-from testbed.workload.job.endpoint_resolution import resolve_endpoints
-from testbed.workload.job.endpoints import JobEndpoints, RankEndpoint, SocketRules
-from testbed.workload.job.traffic_matrix import socket_rules_of
+from testbed.workload.job.endpoint_resolution import resolve_endpoints, socket_rules_of
+from testbed.workload.job.endpoints import JobEndpoints, RankEndpoint
 from testbed.workload.uniform_plans import uneven_rows
 
 
@@ -153,6 +152,7 @@ class BenchRun:
         self.phase = phase
         self.scale = network.scale if network else Scale()
         self.topology: Topology | None = network.topology.resolve(self.scale) if network else None
+        self.hosts = self.topology.hosts[:ranks] if self.topology else ()
         self.tuning = replace(options.tuning, size_scale=self.scale.size_scale)
         self.itemsize = dtype_named(options.dtype).itemsize
         self.cases = [
@@ -169,8 +169,7 @@ class BenchRun:
             FabricError: If the network cannot be built.
             RunError: If a rank fails.
         """
-        hosts = self.topology.hosts[: self.ranks] if self.topology else None
-        groups = [host.building for host in hosts] if hosts else [""] * self.ranks
+        groups = [host.building for host in self.hosts] or [""] * self.ranks
         for algorithm in self.options.algorithms:
             if algorithm != AUTO:
                 check_if_plugin(self.options.collective, algorithm, groups)
@@ -182,6 +181,7 @@ class BenchRun:
 
     def _wiring(self, endpoints: Sequence[RankEndpoint]) -> JobEndpoints:
         options = self.options
+        engine = self.network.backend.link_engine if self.network else NETEM
         return resolve_endpoints(
             options.transport,
             self.scale,
@@ -190,14 +190,10 @@ class BenchRun:
             options.seed,
             options.timeout_s,
             options.congestion_control,
-            self._socket_rules(),
+            socket_rules_of(
+                options.transport.sockets, self.scale, self.topology, self.hosts, link_engine=engine
+            ),
         )
-
-    def _socket_rules(self) -> SocketRules:
-        hosts = self.topology.hosts[: self.ranks] if self.topology else ()
-        engine = self.network.backend.link_engine if self.network else NETEM
-        rules = self.options.transport.sockets
-        return socket_rules_of(rules, self.scale, self.topology, hosts, link_engine=engine)
 
     def _measure(self, running: RankNetwork) -> Iterator[Row]:
         wiring = self._wiring(running.endpoints)
@@ -247,7 +243,7 @@ class BenchRun:
         limit_s = None
         if self.topology is not None:
             pairs = self._traffic(case, chosen, wiring.buildings)
-            limit_s = scale.real_s(bottleneck_s(self.topology, self.topology.hosts[: self.ranks], pairs))
+            limit_s = scale.real_s(bottleneck_s(self.topology, self.hosts, pairs))
         algbw = size_bytes * share / time_s
         return Row(
             collective=options.collective,
@@ -282,12 +278,6 @@ class BenchRun:
             most = self._part(case)
             return rows_traffic(sent_rows(chosen, uneven_rows(ranks, most), most), itemsize, chosen)
         return traffic(collective, chosen, self._part(case), itemsize, buildings)
-
-
-def payload_share(mtu: int) -> float:
-    """Return the share of a link's rate that is TCP payload with full packets."""
-    frame = mtu + ETHERNET_HEADER_BYTES
-    return (frame - PACKET_HEADERS_BYTES) / frame
 
 
 def bottleneck_s(
@@ -341,5 +331,6 @@ def bottleneck_s(
             back = sum(link.b_to_a.rate_bps for link in topology.wan if (link.b, link.a) == (at, onward))
             load((at, onward), forth + back, size_bytes)
             at = onward
-    share = payload_share(topology.mtu)
+    frame_bytes = topology.mtu + ETHERNET_HEADER_BYTES
+    share = (frame_bytes - PACKET_HEADERS_BYTES) / frame_bytes  # of a link's rate that is payload
     return max((count / rates[link] / share for link, count in bits.items()), default=0.0)

@@ -38,7 +38,7 @@ from testbed.net.links.interfaces import NodeCounts
 from testbed.net.links.link_engine import DirectionStats, EngineStats
 from testbed.net.paths.buffer_checks import find_pause_cycle
 from testbed.spec.events import EventSpec
-from testbed.spec.link_direction import DIRECTIONS, Direction
+from testbed.spec.link_direction import DIRECTIONS, PACKET_FAULTS, Direction
 from testbed.spec.scale import Scale
 from testbed.spec.topology import Topology, TopologySpec
 from testbed.workload.plan_volume import result_elements
@@ -97,13 +97,14 @@ class HostEvidence(RankEvidence):
         left_out = sorted(
             building.name for building in self.topology.buildings if down & set(building.switches)
         )
-        corrupting = any(direction.corrupt for direction in _all_directions(self.topology))
-        changed = any(event.settings is not None and event.settings.corrupt for event in self.events)
+        settings = [*_all_directions(self.topology), *(event.settings for event in self.events)]
+        misdirecting = [name for name, fault in PACKET_FAULTS.items() if fault.misdirects]
+        corrupting = any(getattr(one, name, None) for one in settings for name in misdirecting)
         cards = affected_cards(self.events)
         balances = list(packet_balances(self.topology, self.counted, left_out, cards))
         timed = self._timed(left_out, cards)
         without = sorted({*left_out, *cards})
-        return conservation_in_buildings(balances, timed, without, corrupting or changed)
+        return conservation_in_buildings(balances, timed, without, corrupting)
 
     def _timed(self, left_out: Sequence[str], cards: Collection[str]) -> list[Conservation]:
         """Return counts of cables that the link engine emulates, without those of some buildings and hosts."""

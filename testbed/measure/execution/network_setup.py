@@ -377,7 +377,7 @@ class Network:
     def start(self, file: Path, progress: Callable[[str], None]) -> str:
         """Bring the network up in a background process, from its topology's file, and return its id."""
         options = {
-            "policy": self.policy.to_data(),
+            "policy": asdict(self.policy),
             "link_engine": self.backend.link_engine,
             "datapath": self.backend.datapath,
             "scale": asdict(self.scale),

@@ -19,7 +19,7 @@ from testbed.comm.transport import PROTOCOLS, TRANSPORTS
 from testbed.contrib.torch.launch_env import DEFAULT_VARIABLE, VARIABLE, ProgramJob, ring_name
 from testbed.errors import did_you_mean
 from testbed.measure.execution.network_setup import Network, check_clock, rank_count, require_command
-from testbed.measure.execution.rank_network import NetworkCheck, RankNetwork, bring_up
+from testbed.measure.execution.rank_network import NetworkCheck, bring_up
 from testbed.measure.fidelity.verdict import Verdict, judge
 from testbed.measure.ranks.programs import Programs
 from testbed.measure.results.run_directory import chown_to_sudo_user
@@ -103,8 +103,16 @@ def run_programs(
         topology = None if fabric is None else fabric.topology
         with torch_environment(options, ends, topology, scale, SEED, flight) as environment:
             more = {**environment, **running.environment}
-            programs = Programs(list(command), running.endpoints[:ranks], show, more)
-            programs.check = running.failure if check is None else _Looks(running, check)
+            looked_s = began_s
+
+            def failure() -> str | None:
+                nonlocal looked_s
+                if check is not None and time.monotonic() - looked_s >= LOOK_INTERVAL_S:
+                    looked_s = time.monotonic()
+                    check.watch.look()
+                return running.failure()
+
+            programs = Programs(list(command), running.endpoints[:ranks], show, more, failure)
             status = _run(programs, flight, output, progress)
         if check is None or status:
             return status
@@ -114,21 +122,6 @@ def run_programs(
         for line in verdict_lines(verdict):
             progress(line)
         return UNTRUSTED if verdict.status == "untrusted" else 0
-
-
-class _Looks:
-    """A check of a network's parts at each call, and of its settings every LOOK_INTERVAL_S."""
-
-    def __init__(self, network: RankNetwork, check: NetworkCheck) -> None:
-        self._network, self._check = network, check
-        self._looked_s = time.monotonic()
-
-    def __call__(self) -> str | None:
-        now_s = time.monotonic()
-        if now_s - self._looked_s >= LOOK_INTERVAL_S:
-            self._looked_s = now_s
-            self._check.watch.look()
-        return self._network.failure()
 
 
 def _run(

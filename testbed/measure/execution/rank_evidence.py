@@ -125,7 +125,7 @@ class RankEvidence:
     def _is_random(self) -> bool:
         """Whether links treat packets randomly, other than by losing them."""
         links = [getattr(link, direction) for link in self.job.topology.wan for direction in DIRECTIONS]
-        return any(link.jitter_s or link.duplicate or link.reorder or link.corrupt for link in links)
+        return any(link.is_random for link in links)
 
     def _cards(self) -> Iterator[Claim]:
         """Compare only totals, as NICs are read before the first step and after the last one."""

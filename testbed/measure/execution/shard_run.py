@@ -342,7 +342,7 @@ class ShardRun:
             sockets=list(shift_times(records.tcp, origin_s)),
             events=list(shift_times(log, origin_s)),
             controller=list(shift_times(network.events, origin_s)),
-            rules=list(network.rule_lines()),
+            rules=network.rules,
         )
 
     def _variant(

@@ -16,7 +16,8 @@ from pydantic.json_schema import SkipJsonSchema
 
 from testbed.measure.fidelity.verdict import Finding, check
 from testbed.measure.result_model import ResultModel
-from testbed.net.fabric.plan import LINUX_RTO_MIN_MS
+from testbed.net.paths.congestion.linux_tcp import MIN_RTO_S
+from testbed.net.paths.congestion.reno import RESPONSE_FACTOR
 from testbed.spec.link_direction import Direction
 from testbed.spec.links import WanLink
 from testbed.spec.scale import Scale
@@ -27,7 +28,7 @@ from testbed.workload.job.job import Workload
 LEAST_PACKETS = 4  # per message: with fewer, store-and-forward of single packets becomes visible
 LEAST_QUEUE_PACKETS = 20  # with fewer, the initial windows of two connections (RFC 6928) overflow it
 LARGEST_OVERHEAD = 0.1
-MATHIS = 1.22  # sqrt(3/2): Mathis et al. 1997, "The macroscopic behavior of the TCP congestion avoidance algorithm"
+MATHIS = round(RESPONSE_FACTOR, 2)
 
 
 @dataclass(frozen=True)
@@ -140,9 +141,8 @@ def _link_numbers(
         ),
     ]
     if round_trip_s := real.round_trip_s:
-        rto_min_s = LINUX_RTO_MIN_MS / 1e3
-        rto = rto_min_s / round_trip_s
-        emulated_rto = scale.emulated_s(rto_min_s) / emulated.round_trip_s
+        rto = MIN_RTO_S / round_trip_s
+        emulated_rto = scale.emulated_s(MIN_RTO_S) / emulated.round_trip_s
         found.append(
             DimensionlessNumber.of(
                 "shortest timeout over round trip", rto, emulated_rto, f"TCP's, of {real.name}"

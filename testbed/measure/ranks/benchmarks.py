@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import gc
-import json
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +16,7 @@ from testbed.comm.collectives import Communicator, P2POp, TuningTable, collectiv
 from testbed.comm.transport import MeshSettings, TcpTransport
 from testbed.comm.transport.bootstrap import BootstrapCosts, bootstrap, open_listener
 from testbed.comm.transport.wire import Address, Addresses
+from testbed.documents import from_json, to_json
 from testbed.measure.ranks.collective_buffers import CollectiveArrays
 from testbed.prediction.startup_cost import SoftwareCosts, StartupMethod
 from testbed.workload.job.endpoints import JobEndpoints, RankEndpoint, join_job
@@ -48,18 +47,12 @@ class BenchSpec:
 
     def to_json(self) -> str:
         """Return the specification as one line of JSON."""
-        document = {**dataclasses.asdict(self), "tuning": self.tuning.to_document()}
-        return json.dumps({"task": "bench", **document})
+        return to_json(self, task="bench")
 
     @classmethod
     def from_json(cls, text: str) -> BenchSpec:
         """Parse the output of `to_json`."""
-        document: dict[str, Any] = json.loads(text)
-        del document["task"]
-        document["wiring"] = JobEndpoints.from_document(document["wiring"])
-        document["cases"] = tuple(Case(**item) for item in document["cases"])
-        document["tuning"] = TuningTable.from_document(document["tuning"])
-        return cls(**document)
+        return from_json(cls, text)
 
 
 def numel_for(collective: str, size_bytes: int, itemsize: int, ranks: int) -> int:
@@ -175,19 +168,12 @@ class BootstrapSpec:
 
     def to_json(self) -> str:
         """Return the specification as one line of JSON."""
-        return json.dumps({"task": "start", **dataclasses.asdict(self)})
+        return to_json(self, task="start")
 
     @classmethod
     def from_json(cls, text: str) -> BootstrapSpec:
         """Parse the output of `to_json`."""
-        document: dict[str, Any] = json.loads(text)
-        del document["task"]
-        document["ranks"] = tuple(RankEndpoint(**item) for item in document["ranks"])
-        document["slots"] = tuple(document["slots"])
-        document["kinds"] = tuple(GroupKind(**item) for item in document["kinds"])
-        document["way"] = StartupMethod(**document["way"])
-        document["costs"] = SoftwareCosts(**document["costs"])
-        return cls(**document)
+        return from_json(cls, text)
 
     def address(self, rank: int, kind: int, *, door: bool = False) -> Address:
         """Return where a rank listens for a kind of group; `door` is the bootstrap address of the group's rank 0."""
@@ -232,7 +218,9 @@ class BootstrapRank:
             self.emit(
                 {**event, **memory, "parts": self.seconds, "sockets": sockets, "bytes_sent": self.bytes_sent}
             )
-            self._barrier(self.transports[0])  # until all ranks have reported
+            Communicator(
+                self.transports[0], timeout_s=spec.timeout_s
+            ).barrier()  # until all ranks have reported
         finally:
             for transport in self.transports:
                 transport.close()
@@ -285,9 +273,6 @@ class BootstrapRank:
             operations += [P2POp("irecv", received, peer) for peer in receive_from]
             for work in communicator.batch_isend_irecv(operations):
                 work.wait()
-
-    def _barrier(self, transport: TcpTransport) -> None:
-        Communicator(transport, timeout_s=self.spec.timeout_s).barrier()
 
     def _spent(self, on: str, begun_s: float) -> None:
         self.seconds[on] = self.seconds.get(on, 0.0) + time.monotonic() - begun_s

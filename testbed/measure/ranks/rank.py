@@ -14,11 +14,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from testbed.clock import STEP_ALIGNMENT_S, clock_here, private_memory, sleep_until
-from testbed.comm.collectives import Array, CollectiveTimeout, Communicator
+from testbed.clock import STEP_ALIGNMENT_S, clock_here, sleep_until
+from testbed.comm.collectives import CollectiveTimeout, Communicator
 from testbed.comm.collectives.baseline_ring import BASELINE_RING
 from testbed.comm.flight_recorder import COMPLETED, Recorder
 from testbed.comm.transport import OperationCosts, TrafficClass, TransportError
+from testbed.measure.ranks.collective_buffers import zeros
 from testbed.measure.ranks.executor import CreditSockets, Executor, PlanOutcome, ReceiveCredits
 from testbed.measure.ranks.fault_injection import RankFaults
 from testbed.measure.ranks.telemetry import (
@@ -192,7 +193,7 @@ class Rank:
         """
         if not self.job.calibration_numel or self.size == 1:
             return []
-        array = _zeros(self.job.calibration_numel, self.job.dtype)
+        array = zeros(self.job.calibration_numel, self.job.dtype)
         records = []
         for attempt in range(self.job.calibrations):
             start_s = self._agree_on_start()
@@ -303,7 +304,3 @@ class Rank:
 
     def _sent(self) -> dict[int, int]:
         return {peer: counters.bytes_sent for peer, counters in self.transport.counters.items()}
-
-
-def _zeros(numel: int, dtype: str) -> Array:
-    return np.frombuffer(private_memory(numel * np.dtype(dtype).itemsize), dtype=dtype, count=numel)
