@@ -20,8 +20,6 @@ from testbed.measure.diagnosis.verdicts import STUCK_IN_NETWORK, Verdict, ranks_
 from testbed.measure.diagnosis.wait_graph import (
     Impact,
     Waiting,
-    causes_of_kind,
-    merge_by_ranks,
     waiters_words,
 )
 
@@ -206,15 +204,16 @@ def network_verdicts(
     graph: Graph, found: Waiting, paths: NetworkPaths, clock_error_s: float
 ) -> Iterator[Verdict]:
     """Yield a verdict for each part of the network that explains stuck pairs, and for each unexplained pair."""
-    causes = merge_by_ranks(causes_of_kind(found, wait_graph.NETWORK))
-    pairs: StuckPairs = {(ranks[0], ranks[1]): own for ranks, own in causes.items()}
+    pairs: StuckPairs = {
+        (ranks[0], ranks[1]): own for ranks, own in found.by_ranks(wait_graph.NETWORK).items()
+    }
     sent_s = {pair: _sent_s(graph, pair, keys) for pair, (_, keys) in pairs.items()}
     stuck: StuckPairs = {
         pair: own for pair, own in pairs.items() if not _under_way(graph, pair, own, sent_s[pair])
     }
     if stuck:
         yield from _stuck_verdicts(graph, stuck, sent_s, crossed_parts(paths), clock_error_s)
-    for ranks, (felt, _) in merge_by_ranks(causes_of_kind(found, wait_graph.UNEXPLAINED)).items():
+    for ranks, (felt, _) in found.by_ranks(wait_graph.UNEXPLAINED).items():
         yield Verdict(
             STUCK_IN_NETWORK,
             ranks,

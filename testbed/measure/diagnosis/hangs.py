@@ -25,8 +25,6 @@ from testbed.measure.diagnosis.verdicts import (
 from testbed.measure.diagnosis.wait_graph import (
     Impact,
     Waiting,
-    causes_of_kind,
-    merge_by_ranks,
     waiters_words,
 )
 
@@ -76,7 +74,7 @@ def _by_host(graph: Graph, paths: NetworkPaths, ranks: Iterable[int]) -> list[tu
 
 
 def _impact_by_rank(found: Waiting, kind: str) -> dict[int, Impact]:
-    return {ranks[0]: own for ranks, (own, _) in merge_by_ranks(causes_of_kind(found, kind)).items()}
+    return {ranks[0]: own for ranks, (own, _) in found.by_ranks(kind).items()}
 
 
 def _gone(graph: Graph, gone: Mapping[int, str], found: Waiting, paths: NetworkPaths) -> Iterator[Verdict]:
@@ -141,8 +139,7 @@ def _still(graph: Graph, found: Waiting, paths: NetworkPaths) -> Iterator[Verdic
 
 
 def _not_joined(graph: Graph, found: Waiting) -> Iterator[Verdict]:
-    causes = causes_of_kind(found, wait_graph.NOT_JOINED, wait_graph.SHORT)
-    for ranks, (felt, keys) in merge_by_ranks(causes).items():
+    for ranks, (felt, keys) in found.by_ranks(wait_graph.NOT_JOINED, wait_graph.SHORT).items():
         key = max(keys)
         rank = ranks[0]
         lines = []
@@ -233,5 +230,5 @@ def _control(graph: Graph, found: Waiting) -> list[Verdict]:
             evidence=waiters_words(graph, felt),
             look_at=f"what rank {ranks[0]} does before data moves: memory registration, files, its control network",
         )
-        for ranks, (felt, _) in merge_by_ranks(causes_of_kind(found, wait_graph.CONTROL)).items()
+        for ranks, (felt, _) in found.by_ranks(wait_graph.CONTROL).items()
     ]

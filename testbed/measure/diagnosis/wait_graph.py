@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from testbed.comm.flight_recorder import FAILED, SCHEDULED, Entry, PeerTraffic, RankDump
@@ -66,6 +66,18 @@ class Waiting:
 
     causes: dict[Cause, Impact]
     circles: list[tuple[Node, ...]]
+
+    def by_ranks(self, *kinds: str) -> dict[tuple[int, ...], tuple[Impact, list[Key]]]:
+        """Return the causes of some kinds, merged by ranks: their impact, and the operations that wait."""
+        merged: dict[tuple[int, ...], tuple[Impact, list[Key]]] = {}
+        for cause, felt in self.causes.items():
+            if cause.kind in kinds:
+                own, keys = merged.setdefault(cause.ranks, (Impact(), []))
+                own.since_s, own.age_s = min(own.since_s, felt.since_s), max(own.age_s, felt.age_s)
+                own.waiters |= felt.waiters
+                own.direct |= felt.direct
+                keys.append(cause.key)
+        return merged
 
 
 def gave_up(dump: RankDump) -> bool:
@@ -318,24 +330,6 @@ def _circles(circling: dict[Node, frozenset[Node]]) -> list[tuple[Node, ...]]:
         left -= own
         found.append(tuple(sorted(own)))
     return found
-
-
-def causes_of_kind(found: Waiting, *kinds: str) -> dict[Cause, Impact]:
-    """Return the causes of these kinds."""
-    return {cause: felt for cause, felt in found.causes.items() if cause.kind in kinds}
-
-
-def merge_by_ranks(causes: Mapping[Cause, Impact]) -> dict[tuple[int, ...], tuple[Impact, list[Key]]]:
-    """Merge causes by ranks: their impact, and the operations that wait."""
-    merged: dict[tuple[int, ...], tuple[Impact, list[Key]]] = {}
-    for cause, felt in causes.items():
-        own, keys = merged.setdefault(cause.ranks, (Impact(), []))
-        own.since_s = min(own.since_s, felt.since_s)
-        own.age_s = max(own.age_s, felt.age_s)
-        own.waiters |= felt.waiters
-        own.direct |= felt.direct
-        keys.append(cause.key)
-    return merged
 
 
 def waiters_words(graph: Graph, felt: Impact) -> list[str]:

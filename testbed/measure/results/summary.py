@@ -11,10 +11,7 @@ from math import comb
 from operator import itemgetter
 from typing import Any
 
-from testbed.comm.collectives import between_groups
-from testbed.measure.results.link_summary import LinkReadings, link_ends, plane_balance, summarise_wan_links
-from testbed.measure.results.records import LinkKey
-from testbed.spec.buildings import Host
+from testbed.measure.results.link_summary import link_ends
 from testbed.spec.scale import Scale
 from testbed.spec.topology import Topology
 from testbed.workload.plan import COMPUTING
@@ -189,67 +186,6 @@ def describe_bottleneck(
 def compare_prediction(predicted_s: float, measured_s: float) -> dict[str, float]:
     """Return the fields of `Predicted`: a predicted step time and its relative error."""
     return {"step_time_s": predicted_s, "error": predicted_s / measured_s - 1}
-
-
-def summarise_variant(
-    topology: Topology,
-    scale: Scale,
-    *,
-    name: str,
-    algorithm: str,
-    policy: str,
-    hosts: Sequence[Host],
-    steps: Sequence[StepResult],
-    readings: Mapping[LinkKey, LinkReadings],
-    connections: Sequence[Record],
-    expected_wan_bytes: float,
-    verdict: Record,
-    predicted_s: float | None,
-) -> dict[str, Any]:
-    """Return one variant's entry in a summary, in real units.
-
-    Args:
-        topology: The scaled topology.
-        scale: Converts the emulated figures to real ones.
-        name: Name of the variant.
-        algorithm: Algorithm of its collectives.
-        policy: Label of its transport policy.
-        hosts: Host of each rank.
-        steps: The measured steps, in emulated seconds.
-        readings: Link counters by link direction, emulated.
-        connections: Rows of `summarise_connections`.
-        expected_wan_bytes: Emulated payload between buildings per step, according to the plan.
-        verdict: The variant's verdict.
-        predicted_s: Predicted step time in real seconds; None if the model does not cover the scenario.
-    """
-    buildings = [topology.building(host.building).index for host in hosts]
-    times = distribution([scale.real_s(step.step_time_s) for step in steps])
-    compute_s = distribution([scale.real_s(step.compute_s) for step in steps])["median"]
-    exposed_s = distribution([scale.real_s(step.step_time_s - step.compute_s) for step in steps])["median"]
-    whole = undisturbed_steps(steps)
-    spans, places = [(step.start_s, step.end_s) for step in steps], [steps.index(step) for step in whole]
-    wan = summarise_wan_links(topology, readings, spans, scale, places)
-    nic = find_busiest_nic(topology, whole, [host.name for host in hosts])
-    observed = [between_groups(step.sent_bytes, buildings) for step in whole]
-    return {
-        "name": name,
-        "algorithm": algorithm,
-        "policy": policy,
-        "ranks": len(hosts),
-        "step_time_s": times,
-        "predicted": None if predicted_s is None else compare_prediction(predicted_s, times["median"]),
-        "compute_s": compute_s,
-        "exposed_comm_s": exposed_s,
-        "wan_bytes": {
-            "expected": round(scale.real_bytes(expected_wan_bytes)),
-            "observed": round(scale.real_bytes(distribution(observed)["median"])),
-        },
-        "wan_links": wan,
-        "plane_balance": plane_balance(wan),
-        "connections": list(connections),
-        "limited_by": describe_bottleneck(times["median"], exposed_s, compute_s, wan, nic),
-        "verdict": dict(verdict),
-    }
 
 
 CONFIDENCE = 0.95

@@ -14,7 +14,7 @@ from testbed.comm.flight_recorder import (
     PeerTraffic,
     RankDump,
 )
-from testbed.measure.diagnosis import diagnose
+from testbed.measure.diagnosis.diagnose import diagnose
 
 PAIR = GroupRecord(1, "tensor 0", (0, 1))
 ALL = GroupRecord(2, "everybody", (0, 1, 2, 3))
