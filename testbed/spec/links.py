@@ -177,11 +177,7 @@ def _with_link_properties(with_defaults: bool) -> Callable[[type[StrictModel]], 
         declared: dict[str, Any] = {
             name: (
                 _VALUE_TYPES[each.form],
-                Field(
-                    default=each.default if with_defaults else None,
-                    alias=each.key if each.key != name else None,
-                    description=each.description,
-                ),
+                Field(default=each.default if with_defaults else None, alias=each.key),
             )
             for name, each in LINK_PROPERTIES.items()
         }
@@ -193,6 +189,8 @@ def _with_link_properties(with_defaults: bool) -> Callable[[type[StrictModel]], 
 
 
 class _LinkSettings(StrictModel):
+    documented_in = (Direction,)
+
     if TYPE_CHECKING:  # the link properties
 
         def __getattr__(self, name: str) -> Any: ...

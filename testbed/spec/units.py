@@ -126,6 +126,11 @@ def parse_fraction(value: object) -> float:
     return abs(fraction)
 
 
+def without_unit(name: str) -> str:
+    """Return a field's key in files, where values have their own unit: `delay` for `delay_s`."""
+    return re.sub("(?<!_per)_(s|bytes|bps)$", "", name)
+
+
 def number_and_unit(text: str) -> tuple[Decimal, str] | None:
     """Split any quantity into number and unit (empty for a plain number). Return None for other text."""
     match = _QUANTITY.fullmatch(text)
