@@ -13,6 +13,7 @@ from typing import Any, Literal
 from testbed.spec.units import without_unit
 
 DIRECTIONS = ("a_to_b", "b_to_a")
+ETHERNET_HEADER_BYTES = 14
 PAUSE_FRAME_BYTES = 64  # size of every MAC control frame
 
 

@@ -11,6 +11,7 @@ from pydantic import Field, create_model
 
 from testbed.spec.base_model import Finding, StrictModel, located, look_up
 from testbed.spec.link_direction import (
+    ETHERNET_HEADER_BYTES,
     LINK_PROPERTIES,
     PAUSE_FRAME_BYTES,
     Direction,
@@ -115,7 +116,6 @@ def with_pause(
 # Real switches have at least this much: smaller buffers would drop ordinary bursts.
 MIN_AUTO_QUEUE_PACKETS = 64
 MIN_QUEUE_PACKETS = 4
-ETHERNET_HEADER_BYTES = 14
 
 
 @dataclass(frozen=True)

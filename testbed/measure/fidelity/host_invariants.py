@@ -9,7 +9,7 @@ from typing import Any
 from testbed.measure.fidelity.verdict import Invariant, graded
 from testbed.net.fabric.bridges import NIC
 from testbed.net.links.interfaces import NodeCounts
-from testbed.net.links.protocol_counters import ETHERNET_BYTES
+from testbed.spec.link_direction import ETHERNET_HEADER_BYTES
 
 STALLED_UNTRUSTED = 0.01  # of its step
 STALLED_CAUTION_REAL_CLOCK, STALLED_UNTRUSTED_REAL_CLOCK = 0.05, 0.2
@@ -214,7 +214,7 @@ def foreign_in_steps(hosts: Sequence[str], steps: Sequence[Mapping[str, Any]], m
             others = counted["bytes"] - counted["own_bytes"] - HEADERS_BYTES * counted["headers"]
             bytes_ = others + HEADERS_BYTES * packets
             # the payload of foreign TCP cannot be told apart from the ranks' own TCP options: bound it by packet sizes
-            size = min(max(bytes_, LEAST_BYTES * packets), mtu * packets) + ETHERNET_BYTES * packets
+            size = min(max(bytes_, LEAST_BYTES * packets), mtu * packets) + ETHERNET_HEADER_BYTES * packets
             row = found.setdefault((hosts[step["rank"]], direction), [0, 0, 0, 0])
             for column, figure in enumerate((packets, size, counted["udp"], counted["icmp"])):
                 row[column] += figure
@@ -248,10 +248,10 @@ def foreign_outside_steps(
         assert own is not None
         if name in ranks:
             raw = card.sent_packets - own.out_packets
-            size = card.tx_bytes - own.out_bytes - (HEADERS_BYTES + ETHERNET_BYTES) * own.out_packets
+            size = card.tx_bytes - own.out_bytes - (HEADERS_BYTES + ETHERNET_HEADER_BYTES) * own.out_packets
             size += HEADERS_BYTES * own.out_headers
             if raw > 0:
-                yield Foreign(name, "out", raw, max(size, ETHERNET_BYTES * raw), ("bypassing IP",))
+                yield Foreign(name, "out", raw, max(size, ETHERNET_HEADER_BYTES * raw), ("bypassing IP",))
         elif name in background:
             for direction, packets, tcp in (
                 ("out", card.sent_packets, own.tcp_out),

@@ -10,7 +10,7 @@ import pytest
 
 from testbed.net.links import LinkError, LinkWire, SettingMismatch, netem
 from testbed.net.links.ingress import IngressDelay
-from testbed.net.links.interfaces import Qdisc, netem_seed
+from testbed.net.links.interfaces import NetemOptions, Qdisc
 from testbed.net.links.netem import NetemEngine
 from testbed.net.links.netlink import encode_attribute
 from testbed.net.links.setup import Setup
@@ -137,7 +137,7 @@ def test_each_way_is_delayed_where_it_leaves_and_shaped_before_it_enters(kernel:
 
 def test_each_direction_has_a_seed_of_its_own_that_is_read_back(kernel: Kernel) -> None:
     engine().start()
-    held = {name: netem_seed(one.options) for name, one in kernel.netems().items()}
+    held = {name: NetemOptions.parse(one.options).seed for name, one in kernel.netems().items()}
     assert len({*held.values()}) == 2
     assert engine().is_seeded()
     kernel.seeds = {"w0a": held["w0b"], "w0b": held["w0a"]}  # type: ignore[dict-item]
