@@ -136,6 +136,13 @@ class StrictModel(BaseModel):
         """Yield problems between values that are valid individually."""
         yield from ()
 
+    def reject(self, names: Iterable[str], reason: str, expected: str) -> Iterator[Finding]:
+        """Yield a problem for each of these fields that is set. `reason`: what follows its key, as in "with a plan"."""
+        for name in names:
+            if getattr(self, name) is not None:
+                key = type(self).model_fields[name].alias or name
+                yield Finding((key,), f"{key} {reason}", expected)
+
     @model_validator(mode="wrap")
     @classmethod
     def _find_everything(cls, data: Any, handler: ModelWrapValidatorHandler[_Model]) -> _Model:
