@@ -9,8 +9,15 @@ from testbed.plugins import OWN_FILE
 from testbed.spec.base_model import Finding, StrictModel
 from testbed.spec.catalogue import accelerators
 from testbed.spec.hardware import Hardware
-from testbed.spec.parallelism import ParallelismSpec, ScheduleSpec, StageSpec
-from testbed.spec.recorded_job import KIND_ALGORITHMS, MAPPING, PLACEMENT, RECORDED_JOB_KEYS
+from testbed.spec.parallelism import (
+    KIND_ALGORITHMS,
+    MAPPING,
+    PLACEMENT,
+    RECORDED_JOB_KEYS,
+    ParallelismSpec,
+    ScheduleSpec,
+    StageSpec,
+)
 from testbed.spec.replicas import REDUCED_BITS, LocalSgdSpec
 from testbed.spec.serving import InferenceSpec
 from testbed.spec.transformer import MODEL, ModelSpec
