@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple, Protocol
 
-from testbed.net.paths.losses import INITIAL_WINDOW_PACKETS, LossyWindow
+from testbed.net.paths.congestion.linux_tcp import INITIAL_WINDOW_PACKETS
+from testbed.net.paths.losses import LossyWindow
 from testbed.net.paths.network import Ends, Network, PartShares, Path
-from testbed.prediction.events import Action, Clock, Event, EventQueue, SendBuffer
+from testbed.prediction.events import Action, Event, EventQueue, SendBuffer
 from testbed.prediction.fluid import AT_ONCE, Fluid
 
 
@@ -23,56 +24,27 @@ from testbed.prediction.fluid import AT_ONCE, Fluid
 class Channel:
     """What is constant for all messages of one connection.
 
-    plain: no path loses packets and there is no slow-start ramp. hops: the connection has one path, known link by link.
-    timed: cached wire size and latency by message size, where the latency is constant.
+    hops: the connection has one path, known link by link, that loses nothing.
     """
 
     key: object
-    paths: Sequence[Path]
     shares: list[PartShares]
     buffer: SendBuffer
-    plain: bool
     hops: bool
-    timed: dict[float, tuple[float, float]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, key: object, paths: Sequence[Path], network: Network) -> Channel:
         """Build the channel of a connection over these paths."""
-        lossless = all(path.lossy is None for path in paths)
         return cls(
             key,
-            paths,
             [path.shares for path in paths],
             SendBuffer(network.send_buffer_bytes),
-            lossless and not network.first_pace,
-            lossless and len(paths) == 1 and network.routed,
+            len(paths) == 1 and paths[0].lossy is None and network.routed,
         )
 
     def is_queued(self, fluid: Fluid, size_bytes: float, turn: int | None) -> bool:
         """Whether the whole message fits into queues at once, so that it is simulated hop by hop."""
         return self.hops and turn is not None and size_bytes <= fluid.holds_bytes(self.key, self.shares)
-
-    def send(
-        self,
-        clock: Clock,
-        fluid: Fluid,
-        size_bytes: float,
-        latency_s: float,
-        turn: int | None,
-        accepted: Event,
-        on_sent: Callable[[], None],
-        on_arrival: Callable[[], None],
-    ) -> None:
-        """Send a message on a plain channel, with the callbacks of `Connections.send`."""
-        until_s = clock.now_s + fluid.ahead_s(self.key, self.shares, size_bytes)
-
-        def sent() -> None:
-            clock.call_later(latency_s + max(0.0, until_s - clock.now_s), on_arrival)
-            on_sent()
-            self.buffer.remove(size_bytes)
-
-        fluid.send(self.key, self.shares, size_bytes, sent, turn=turn)
-        self.buffer.put(size_bytes, accepted)
 
 
 class PersistentConnections(Protocol):
@@ -190,7 +162,7 @@ class HopTransfer:
     when it has left the last hop, with the seconds until it arrives.
     """
 
-    clock: Clock
+    clock: EventQueue
     fluid: Fluid
     segments: Sequence[HopSegment]
     size_bytes: float

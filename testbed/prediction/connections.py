@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from testbed.comm.transport.channels import StripeSettings
+from testbed.net.paths.congestion.linux_tcp import INITIAL_WINDOW_PACKETS
 from testbed.net.paths.datagram_recovery import LossyDatagrams
-from testbed.net.paths.losses import INITIAL_WINDOW_PACKETS, LossyConnection, LossyWindow, Sent
+from testbed.net.paths.losses import LossyConnection, LossyWindow, Sent
 from testbed.net.paths.network import Ends, LossDelay, Network, Path
 from testbed.prediction.channels import (
     NO_STATE,
@@ -20,7 +21,7 @@ from testbed.prediction.channels import (
     Warmup,
     split_by_hop,
 )
-from testbed.prediction.events import Clock, Event
+from testbed.prediction.events import Event, EventQueue
 from testbed.prediction.fluid import Fluid
 from testbed.prediction.striping import Part, Striper
 
@@ -45,7 +46,7 @@ class Connections:
 
     def __init__(
         self,
-        clock: Clock,
+        clock: EventQueue,
         network: Network,
         fluid: Fluid,
         lateness: LossDelay,
@@ -84,38 +85,22 @@ class Connections:
             on_arrival: Called when it has arrived.
         """
         network, key = self._network, (ends, dscp)
-        if (channel := self._channels.get(key)) is None:
-            paths, stripes = network.paths_of(ends, dscp), network.stripe_settings.get(ends)
-            if stripes is not None:
-                self._striper(ends, dscp, paths, stripes).send(size_bytes, accepted, on_arrival)
-                accepted.and_then(on_sent)
-                return
-            channel = self._add_channel(key, paths)
-        if (timed := channel.timed.get(size_bytes)) is None:
-            whole_bytes = network.whole_bytes(ends, size_bytes)
-            busy_until_s = max(
-                self._busy_until_s.get((key, number), 0.0) for number in range(len(channel.paths))
-            )
-            busy_s = max(0.0, busy_until_s - self._clock.now_s)
-            timed = whole_bytes, self._lateness.arrival_s(channel.paths, whole_bytes, busy_s)
-            if channel.plain:
-                channel.timed[size_bytes] = timed
-        turn = self._turn()
-        if channel.plain and not channel.is_queued(self._fluid, timed[0], turn):
-            channel.send(self._clock, self._fluid, *timed, turn, accepted, on_sent, on_arrival)
-        else:
-            self._transmit(
-                _Transfer(key, ends, dscp, channel.paths, *timed, turn), accepted, on_sent, on_arrival
-            )
-
-    def _add_channel(self, key: object, paths: Sequence[Path]) -> Channel:
-        """Create the channel of a connection's first message."""
-        channel = self._channels[key] = Channel.of(key, paths, self._network)
-        return channel
+        paths, stripes = network.paths_of(ends, dscp), network.stripe_settings.get(ends)
+        if stripes is not None:
+            self._striper(ends, dscp, paths, stripes).send(size_bytes, accepted, on_arrival)
+            accepted.and_then(on_sent)
+            return
+        whole_bytes = network.whole_bytes(ends, size_bytes)
+        busy_until_s = max(self._busy_until_s.get((key, number), 0.0) for number in range(len(paths)))
+        busy_s = max(0.0, busy_until_s - self._clock.now_s)
+        latency_s = self._lateness.arrival_s(paths, whole_bytes, busy_s)
+        transfer = _Transfer(key, ends, dscp, paths, whole_bytes, latency_s, self._turn())
+        self._transmit(transfer, accepted, on_sent, on_arrival)
 
     def _transmit(self, transfer: _Transfer, accepted: Event, on_sent: Action, on_arrival: Action) -> None:
         clock, key, whole_bytes = self._clock, transfer.key, transfer.size_bytes
-        channel = self._channels.get(key) or self._add_channel(key, transfer.paths)
+        if (channel := self._channels.get(key)) is None:
+            channel = self._channels[key] = Channel.of(key, transfer.paths, self._network)
         shares, buffer = channel.shares, channel.buffer
 
         def all_left() -> None:
@@ -288,7 +273,12 @@ class Connections:
         each_bytes = self._network.overheads.get(ends, 0.0) * stripes.segment_bytes
 
         def send_part(
-            channel: int, part: Part, turn: int | None, accepted: Event, on_arrival: Action, on_ack: Action
+            channel: int,
+            part: Part,
+            turn: int | None,
+            accepted: Event,
+            on_arrival: Action,
+            on_ack: Action | None,
         ) -> None:
             path = paths[channel]
             whole_bytes = part.size_bytes + part.segments * each_bytes
@@ -300,7 +290,8 @@ class Connections:
 
             def arrive() -> None:
                 on_arrival()
-                self._clock.call_later(reply_s, on_ack)
+                if on_ack is not None:
+                    self._clock.call_later(reply_s, on_ack)
 
             transfer = _Transfer(
                 (ends, dscp, channel), ends, dscp, [path], whole_bytes, latency_s, turn, part.follows

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
+from heapq import heappop
 
 from testbed.comm.transport import PROTOCOLS, Software
 from testbed.comm.transport.layers import NOTE_BYTES
@@ -93,7 +93,6 @@ class Messaging(EventQueue):
         self.worked_s = [0.0] * ranks
         self.sending: dict[Ends, int] = {}
         self.burst_bytes = 0.0
-        self.soon: deque[Callable[[], None]] = deque()  # actions at the current time, after all others
         self.mailboxes: dict[Key, Mailbox] = {}
         self.staged_queues: dict[Key, _StagedQueue] = {}
         self.connections: Connections | PersistentConnections
@@ -108,17 +107,17 @@ class Messaging(EventQueue):
 
     def run_until_idle(self) -> None:
         """Run until there are no more events."""
-        heap, soon, fluid, busy = self.heap, self.soon, self.fluid, self.fluid.busy
+        heap, soon, fluid = self.heap, self.soon, self.fluid
         while True:
             now_s = self.now_s
             while heap and heap[0][0] <= now_s:
                 heappop(heap)[2]()
             while soon:
                 soon.popleft()()
-            if not busy:
+            if not fluid.busy:
                 if not heap:
                     break
-                while heap and not soon and not busy:
+                while heap and not soon and not fluid.busy:
                     self.now_s, _, action = heappop(heap)
                     action()
                 continue
@@ -131,13 +130,6 @@ class Messaging(EventQueue):
             elif leaves_s > now_s:
                 self.now_s = leaves_s
             fluid.leave()
-
-    def call_later(self, seconds: float, action: Callable[[], None]) -> None:
-        """Run the action after a delay."""
-        if (at_s := self.now_s + seconds) > self.now_s:
-            heappush(self.heap, (at_s, next(self.number), action))
-        else:
-            self.soon.append(action)
 
     def send(self, key: Key, ends: Ends, size_bytes: int, dscp: int, held: bool = False) -> Event:
         """Start to send a message.

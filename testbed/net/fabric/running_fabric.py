@@ -79,21 +79,20 @@ def inspect(state: FabricState) -> dict[str, Any]:
     """Return buildings, hosts and WAN links with every setting as read back now; LinkError if a part is gone."""
     engine = engine_of(state)
     settings = engine.settings()
-    wan = []
-    for link in state.details["wan"]:
-        entry: dict[str, Any] = {key: link[key] for key in ("name", "a", "b", "plane")}
-        for which in ("a_to_b", "b_to_a"):
-            entry[which] = asdict(settings[link["name"], which])
-        wan.append(entry)
-    copied = ("link_engine", "datapath", "policy", "scale", "mtu")
+    wan = [
+        {
+            **{key: link[key] for key in ("name", "a", "b", "plane")},
+            **{which: asdict(settings[link["name"], which]) for which in DIRECTIONS},
+        }
+        for link in state.details["wan"]
+    ]
+    copied = ("link_engine", "datapath", "policy", "scale", "mtu", "buildings", "hosts")
     return {
         "id": state.id,
         "topology": state.topology,
         "phase": state.phase,
         "failure": state.failure,
         **{key: state.details[key] for key in copied},
-        "buildings": state.details["buildings"],
-        "hosts": state.details["hosts"],
         "wan": wan,
         "seeded": engine.is_seeded(),
     }
@@ -148,22 +147,17 @@ class CounterReader:
             for link in read_interfaces(self._root, statistics=True)
             if link.name.startswith(plan.prefix)
         }
-        wan = []
-        for index, link in enumerate(plan.topology.wan):
-            for direction, near, far in (("a_to_b", "a", "b"), ("b_to_a", "b", "a")):
-                start, end = self._ends[index, near], self._ends[index, far]
-                wan.append(
-                    WanCounters(
-                        link.a,
-                        link.b,
-                        link.plane,
-                        direction,
-                        entered_packets=stats[start.edge_interface].tx_packets,
-                        arrived_packets=stats[end.edge_interface].rx_packets,
-                    )
-                )
+        wan = [
+            WanCounters(
+                *(link.a, link.b, link.plane, direction),
+                entered_packets=stats[self._ends[index, near].edge_interface].tx_packets,
+                arrived_packets=stats[self._ends[index, far].edge_interface].rx_packets,
+            )
+            for index, link in enumerate(plan.topology.wan)
+            for direction, near, far in (("a_to_b", "a", "b"), ("b_to_a", "b", "a"))
+        ]
         edges = {
-            edge.building: (
+            edge.building.name: (
                 sum(stats[name].rx_packets for name in edge.interfaces),
                 sum(stats[name].tx_packets for name in edge.interfaces),
             )
@@ -227,10 +221,10 @@ def changed_directions(
         ConfigError: The link or direction does not exist, or jitter exceeds the delay.
     """
     if direction not in (*DIRECTIONS, None):
-        raise _config_error("--direction", str(direction), " or ".join(DIRECTIONS))
+        raise command_line_error("--direction", str(direction), " or ".join(DIRECTIONS))
     names = sorted({name for name, _ in now})
     if link not in (ALL, *names):
-        raise _config_error("LINK", link, f"all, or a link: {did_you_mean(link, names)}")
+        raise command_line_error("LINK", link, f"all, or a link: {did_you_mean(link, names)}")
     changed = {
         where: change_direction(figures, changes, mtu, scale)
         for where, figures in now.items()
@@ -314,5 +308,6 @@ def _document(source: str, data: dict[str, Any], assignments: Iterable[str]) -> 
     return document
 
 
-def _config_error(field: str, value: str, expected: str) -> ConfigError:
+def command_line_error(field: str, value: str, expected: str) -> ConfigError:
+    """Return the error about an option or argument of a command."""
     return ConfigError([Problem(COMMAND_LINE, None, field, value, expected)])

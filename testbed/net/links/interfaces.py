@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 from testbed.net.errors import LinkError, SettingMismatch
 from testbed.net.links.netlink import (
@@ -272,13 +271,6 @@ class NodeCounts:
         assert self.protocols is not None
         protocols = replace(self.protocols, out_packets=self.protocols.out_packets + packets)
         return replace(self, protocols=protocols)
-
-    @classmethod
-    def from_document(cls, document: Mapping[str, Any]) -> NodeCounts:
-        """Convert the JSON form of `dataclasses.asdict` back."""
-        ports = {name: PortCounts(**entry) for name, entry in document["ports"].items()}
-        protocols = document["protocols"]
-        return cls(ports, protocols and ProtocolCounts(**protocols))
 
 
 def read_node_counts(pid: int | None, protocols: bool = False) -> NodeCounts:

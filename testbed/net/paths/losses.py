@@ -17,9 +17,17 @@ from random import Random
 from typing import NamedTuple
 
 from testbed.net.paths.congestion import CONGESTION_CONTROLS, CongestionControl, Growth, LossResponse
+from testbed.net.paths.congestion.linux_tcp import (
+    DELAYED_ACK_S,
+    DUP_THRESHOLD,
+    INITIAL_WINDOW_PACKETS,
+    MIN_RTO_S,
+    MIN_WINDOW_PACKETS,
+    PACKETS_PER_ACK,
+    REORDERING,
+)
 from testbed.plugins import OWN_FILE
 
-TAIL_PACKETS = 10  # the initial window of RFC 6928
 FALLBACK_CONTROL = "reno"  # used, with a note, for congestion controls that the model does not know
 
 
@@ -102,18 +110,11 @@ class LossyConnection:
 
         `busy_s` makes no difference, since the window is an average.
         """
-        packets = min(math.ceil(size_bytes / self.packet_bytes), TAIL_PACKETS)
+        packets = min(math.ceil(size_bytes / self.packet_bytes), INITIAL_WINDOW_PACKETS)
         return 1 - (1 - self.loss) ** packets
 
 
-INITIAL_WINDOW_PACKETS = 10  # RFC 6928
-MIN_WINDOW_PACKETS = 2.0
-DUP_THRESHOLD = 3  # packets after a lost one that reveal the loss at once
-REORDERING = 0.25  # RFC 8985's reordering window, in round trips
 MERGE_SHARE = 1 / 32  # acknowledgements within this share of a round trip are merged
-# packets per acknowledgement, and the delayed acknowledgement's timer (`TCP_DELACK_MIN`)
-PACKETS_PER_ACK, DELAYED_ACK_S = 2, 0.04
-MIN_RTO_S = 0.2  # Linux's minimum, beyond a round trip
 
 
 @dataclass(eq=False)

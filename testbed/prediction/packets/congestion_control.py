@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from testbed.net.paths.congestion import Growth
-from testbed.net.paths.losses import INITIAL_WINDOW_PACKETS, MIN_WINDOW_PACKETS
+from testbed.net.paths.congestion.linux_tcp import INITIAL_WINDOW_PACKETS, MIN_WINDOW_PACKETS
 
 PACE_SHARE = 1024  # the NIC's queue may hold 1/1024 s of a connection at its pace (`sk_pacing_shift`)
 

@@ -14,8 +14,13 @@ from random import Random
 
 from testbed.comm.transport.wire import PACKET_HEADERS_BYTES
 from testbed.net.fabric.namespace_setup import LIMIT_OUTPUT_BYTES
+from testbed.net.paths.congestion.linux_tcp import (
+    DUP_THRESHOLD,
+    INITIAL_WINDOW_PACKETS,
+    MIN_RTO_S,
+    REORDERING,
+)
 from testbed.net.paths.hops import PacketPath
-from testbed.net.paths.losses import DUP_THRESHOLD, INITIAL_WINDOW_PACKETS, MIN_RTO_S, REORDERING
 from testbed.prediction.events import Event, EventQueue, SendBuffer
 from testbed.prediction.packets.bbr import Bbr
 from testbed.prediction.packets.congestion_control import PACE_SHARE, AckSample, Control, LossBasedControl

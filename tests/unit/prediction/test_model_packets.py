@@ -17,7 +17,7 @@ from testbed.net.paths.congestion.reno import RenoGrowth
 from testbed.net.paths.hops import PacketHop, PacketPath
 from testbed.prediction.events import Event
 from testbed.prediction.packets.bbr import WindowedMax
-from testbed.prediction.packets.connections import StripedPair
+from testbed.prediction.packets.connections import striped_pair
 from testbed.prediction.packets.links import FramePath, LinkQueue
 from testbed.prediction.packets.send_queue import Packet
 from testbed.prediction.packets.sender import Sender
@@ -224,7 +224,7 @@ def test_a_sender_goes_on_when_its_buffer_has_room() -> None:
 def test_segments_go_round_and_wait_for_word_of_those_before() -> None:
     path = Path(0.01)
     there, back = [path.sender() for _ in range(2)], [path.sender() for _ in range(2)]
-    pair = StripedPair(StripeSettings(2, 4096, outstanding=1, fast_bytes=64), there, back)
+    pair = striped_pair(StripeSettings(2, 4096, outstanding=1, fast_bytes=64), there, back)
     come: list[float] = []
     taken = Event()
     pair.send(4 * 4096, taken, lambda: come.append(path.clock.now_s))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -49,10 +50,9 @@ class Called(NamedTuple):
 
 
 class Connection(NamedTuple):
-    """A connection. paths: parts and loads of each path. through: of all paths together."""
+    """A connection. paths: parts and loads of each path."""
 
     paths: tuple[dict[int, float], ...]
-    through: dict[int, float]
     queue_bytes: float
     burst_bytes: float
 
@@ -108,11 +108,8 @@ class NetworkColumns:
     def connection(self, paths: Sequence[PartShares], burst_bytes: float = np.inf) -> Connection:
         """Build a connection over parallel paths."""
         numbered = tuple({self.part[name]: load for name, load in path.items()} for path in paths)
-        through: dict[int, float] = {}
-        for path in numbered:
-            for part, load in path.items():
-                through[part] = through.get(part, 0.0) + load / len(paths)
-        return Connection(numbered, through, held_bytes(self._rates, self._queues, through), burst_bytes)
+        queue_bytes = held_bytes(self._rates, self._queues, chain.from_iterable(numbered))
+        return Connection(numbered, queue_bytes, burst_bytes)
 
     def transfer(self, ends: Ends, size_bytes: int, dscp: int) -> int:
         """Return the number of a transfer of so many bytes over a lane."""
@@ -174,18 +171,11 @@ _OF_TRANSFERS: dict[str, type] = {
 def connection_columns(connections: Sequence[Connection]) -> dict[str, NDArray[Any]]:
     """Return the columns of connections, as named in `engine.h`."""
     paths = [path for own in connections for path in own.paths]
-    through = [own.through for own in connections]
     return {
         "path_first": row_offsets([len(own.paths) for own in connections]),
         "step_first": row_offsets([len(path) for path in paths]),
         "step_part": np.array([part for path in paths for part in path], dtype=np.int32),
         "step_load": np.array([load for path in paths for load in path.values()], dtype=float),
-        "through_first": row_offsets([len(parts) for parts in through]),
-        "through_part": np.array([part for parts in through for part in parts], dtype=np.int32),
-        "through_load": np.array([load for parts in through for load in parts.values()], dtype=float),
-        "through_owner": np.array(
-            [number for number, parts in enumerate(through) for _ in parts], dtype=np.int32
-        ),
         "queue_bytes": np.array([own.queue_bytes for own in connections], dtype=float),
         "burst_bytes": np.array([own.burst_bytes for own in connections], dtype=float),
     }

@@ -22,8 +22,8 @@ from testbed.prediction.collective_flow import (
     isolated_plan,
     isolated_software,
 )
-from testbed.prediction.compiled.build import Step, loop
-from testbed.prediction.compiled.columns import BOXES, PARTS, NetworkColumns, connection_columns, is_plain
+from testbed.prediction.compiled.build import Step, library
+from testbed.prediction.network_columns import BOXES, PARTS, NetworkColumns, connection_columns, is_plain
 from testbed.workload.plan import GroupCollective, JobPlan
 from testbed.workload.plan_columns import Figures, PatternColumns, PlanColumns, columns_of, row_offsets
 
@@ -74,8 +74,8 @@ def play(
     handled = software.launch_s or software.completion_s or software.computing_share
     if handled or protocol.registers or protocol.copies or not is_plain(network_columns.network):
         return None
-    loaded, columns = loop(), columns_of(plan)
-    if loaded is None or columns is None:
+    columns = columns_of(plan)
+    if columns is None:
         return None
     flows = None if fold is None else [fold(kind) for kind in columns.kinds]
     arrays = _arrays(plan, network_columns, columns, flows)
@@ -101,7 +101,7 @@ def play(
     begun_s, ended_s, worked_s = np.zeros(many), np.zeros(many), np.zeros(len(plan.ranks))
     burst_bytes = np.zeros(1)
     most_steps = (own.ctypes.data for own in (begun_s, ended_s, worked_s, burst_bytes))
-    if loaded.play(ctypes.byref(step), *most_steps) != PLAYED:
+    if library().play(ctypes.byref(step), *most_steps) != PLAYED:
         return None
     return Outcome(columns, begun_s, ended_s, worked_s, float(burst_bytes[0]))
 
