@@ -138,13 +138,7 @@ def _pattern_columns(pattern: Pattern) -> PatternColumns | None:
     if any(isinstance(own, Block) for own in exchanges) or any(uneven):
         return None
     count = len(operations)
-    inside, duration_s = np.zeros(count, dtype=bool), np.zeros(count)
-    for place, durations_s in pattern.chains:
-        inside[place : place + len(durations_s)] = True
-        duration_s[place : place + len(durations_s)] = durations_s
-    single = np.flatnonzero(~inside)  # outside of chains: examined one by one
-    ones = [operations[place] for place in single.tolist()]
-    streams = list(map(attrgetter("stream"), ones))
+    streams = list(map(attrgetter("stream"), operations))
     if any(stream.startswith(QUEUE) for stream in set(streams)):
         return None
     kinds = np.zeros(count, dtype=np.int8)
@@ -158,17 +152,16 @@ def _pattern_columns(pattern: Pattern) -> PatternColumns | None:
     kinds[places] = shared_kinds
     gathers = shared_kinds == COLLECTIVE
     messages = map(operations.__getitem__, places[~gathers].tolist())
-    timed = np.flatnonzero((kinds == TIMED) & ~inside).tolist()
+    timed, duration_s = np.flatnonzero(kinds == TIMED).tolist(), np.zeros(count)
     duration_s[timed] = list(map(attrgetter("duration_s"), map(operations.__getitem__, timed)))
     computing = [place for place in timed if type(operations[place]) is Computing]
     kept = np.array(list(map(attrgetter("holds", "gives"), map(operations.__getitem__, computing))))
     holds, gives = kept.reshape(-1, 2).T
     memory_operations = (holds != 0.0) | (gives != 0.0)
     numbers = {COMPUTE: 0}  # by stream
-    stream, counts = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
-    stream[single] = list(map(numbers.setdefault, streams, range(1, len(ones) + 1)))
-    after = list(map(attrgetter("after"), ones))
-    counts[single] = list(map(len, after))
+    stream = np.array(list(map(numbers.setdefault, streams, range(1, count + 1))), dtype=np.int64)
+    after = list(map(attrgetter("after"), operations))
+    counts = np.array(list(map(len, after)), dtype=np.int64)
     explicit = np.fromiter(chain.from_iterable(after), np.int64)
     earlier, later = _dependency_pairs(stream, counts, explicit)
     return PatternColumns(

@@ -17,31 +17,16 @@ Shared = TypeVar("Shared", bound=Message | GroupCollective)
 NumberOf = Sequence[int] | Mapping[int, int]
 
 
-class Chain(NamedTuple):
-    """Consecutive computations of one stream that depend on each other alone.
-
-    Attributes:
-        place: Index of the first one.
-        durations_s: Emulated seconds of each.
-    """
-
-    place: int
-    durations_s: Sequence[float]
-
-
 class Pattern:
     """The operations of a rank. Where a `Relocation` goes with it, peers and groups are indices into that.
 
     Attributes:
         operations: The operations, in order.
-        chains: Known chains of computations, which need not be examined one by one.
         column_source: A pattern that differs only in collective algorithms, which columns do not contain; or itself.
     """
 
-    def __init__(
-        self, operations: RankPlan, chains: Sequence[Chain] = (), column_source: Pattern | None = None
-    ) -> None:
-        self.operations, self.chains = operations, chains
+    def __init__(self, operations: RankPlan, column_source: Pattern | None = None) -> None:
+        self.operations = operations
         self.column_source = column_source or self
         self._known: dict[Hashable, Any] = {}
 
@@ -97,10 +82,10 @@ class Pattern:
             replace_fields(own, algorithm=algorithm) if _uses_default_algorithm(own) else own
             for own in self.operations
         )
-        found = Pattern(operations, self.chains, self.column_source)
+        found = Pattern(operations, self.column_source)
         # once two collectives have become equal, so have their columns
         same = len(found.exchanges) == len(self.exchanges)
-        return found if same else Pattern(operations, self.chains)
+        return found if same else Pattern(operations)
 
 
 EMPTY_PATTERN = Pattern(())

@@ -13,10 +13,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import groupby
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
+from testbed.workload.layer_compute import ComputePlanner
 from testbed.workload.parallelism import TENSOR, ParallelismError
-from testbed.workload.plan import GATHERED, REDUCED, Block, Operation
+from testbed.workload.plan import GATHERED, REDUCED, Block
 from testbed.workload.schedules import Kind
 
 RING, TREE = "ring", "tree"
@@ -162,20 +163,6 @@ class BlockWise:
         return (1 + self.half_rows * blocks / rows) / (1 + self.half_rows / rows) if rows else 1.0
 
 
-class Planner(Protocol):
-    """A rank's plan under construction; see `layers.LayerPlanner`."""
-
-    rank: int
-    gate: list[int]
-    computed: list[int]
-
-    def add(self, operation: Operation) -> int:
-        """Append an operation and return its index in the plan."""
-
-    def compute(self, name: str, kind: Kind, seconds: float) -> None:
-        """Compute for this many real seconds, once the gate is open."""
-
-
 class BlockPlanner:
     """Plans gathers and reductions in blocks for one rank.
 
@@ -183,7 +170,9 @@ class BlockPlanner:
         size: Members of the rank's tensor-parallel group.
     """
 
-    def __init__(self, planner: Planner, blocks: BlockWise, number: int, members: Sequence[int]) -> None:
+    def __init__(
+        self, planner: ComputePlanner, blocks: BlockWise, number: int, members: Sequence[int]
+    ) -> None:
         self.size = len(members)
         self._planner, self._blocks = planner, blocks
         self._number, self._members = number, members
