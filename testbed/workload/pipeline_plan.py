@@ -27,14 +27,23 @@ from testbed.workload.parallelism import (
     TENSOR,
     Mesh,
 )
-from testbed.workload.plan import Computing, GroupCollective, JobPlan, Message, RankPlan, replace_fields
+from testbed.workload.plan import (
+    Computing,
+    GroupCollective,
+    JobPlan,
+    Message,
+    Pattern,
+    RankPlan,
+    Relocation,
+    SymmetricPlans,
+    replace_fields,
+)
 from testbed.workload.plan_options import (
     Group,
     Options,
     SendToken,
     symmetry_key,
 )
-from testbed.workload.plan_patterns import Pattern, Relocation, SymmetricPlans
 from testbed.workload.schedules import Action, Kind, Schedule
 from testbed.workload.send_tokens import find_turns, with_tokens
 from testbed.workload.stages import Part, Stage

@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from testbed.workload.operations import COMPUTE, QUEUE, Block, Computing, GroupCollective
-from testbed.workload.plan import JobPlan
-from testbed.workload.plan_patterns import Pattern
+from testbed.workload.plan import JobPlan, Pattern
 
 TIMED, SENDS, RECEIVES, COLLECTIVE = range(4)
 
@@ -195,18 +194,10 @@ def _dependency_columns(
     return missing, following, next_many, later.astype(np.int32)
 
 
-def _distinct_pairs(
-    earlier: NDArray[np.int64], later: NDArray[np.int64], count: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the distinct pairs, ordered by the earlier operation."""
-    pairs = np.unique(earlier * count + later)
-    return pairs // max(1, count), pairs % max(1, count)
-
-
 def _dependency_pairs(
     stream: NDArray[np.int64], counts: NDArray[np.int64], explicit: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the distinct pairs (earlier, later) in which the later operation depends on the earlier one.
+    """Return the distinct pairs (earlier, later) in which the later operation depends on the earlier one, in order.
 
     Uses the rules of `dependency_tracker.waits`.
 
@@ -215,17 +206,12 @@ def _dependency_pairs(
         counts: Number of explicit dependencies of each operation.
         explicit: Those dependencies.
     """
-    count, (before, behind) = len(stream), _stream_pairs(stream)
-    earlier = np.concatenate([explicit, before])
-    later = np.concatenate([np.repeat(np.arange(count), counts), behind])
-    return _distinct_pairs(earlier, later, count)
-
-
-def _stream_pairs(stream: NDArray[np.int64]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Return all pairs of consecutive operations of a stream."""
-    in_turn = np.argsort(stream, kind="stable")
+    count, in_turn = len(stream), np.argsort(stream, kind="stable")
     same = stream[in_turn[1:]] == stream[in_turn[:-1]]
-    return in_turn[:-1][same], in_turn[1:][same]
+    earlier = np.concatenate([explicit, in_turn[:-1][same]])
+    later = np.concatenate([np.repeat(np.arange(count), counts), in_turn[1:][same]])
+    pairs = np.unique(earlier * count + later)
+    return pairs // max(1, count), pairs % max(1, count)
 
 
 def _plan_columns(plan: JobPlan) -> PlanColumns | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -170,11 +170,7 @@ def schedule(
     *, chunks: int | None = 1, split: bool = False, by_costs: bool = False, searched: bool = False
 ) -> Callable[[MakeOrders], ScheduleEntry]:
     """Decorate a function that makes a schedule's orders; arguments are those of `ScheduleEntry`."""
-
-    def made(make: MakeOrders) -> ScheduleEntry:
-        return ScheduleEntry(make, chunks, split, by_costs, searched)
-
-    return made
+    return partial(ScheduleEntry, chunks=chunks, split=split, by_costs=by_costs, searched=searched)
 
 
 def _check(thing: object) -> str | None:
