@@ -8,6 +8,7 @@ from functools import lru_cache
 from testbed.spec.scale import Scale
 from testbed.workload.operations import COMPUTE, Computing, Operation, replace_fields
 from testbed.workload.schedules import Action, Kind
+from testbed.workload.schedules.actions import seconds_of
 from testbed.workload.stages import Part
 
 Named = dict[Action, tuple[Computing, ...]]
@@ -101,11 +102,4 @@ def with_memory(computing: list[Computing], action: Action, kept: float) -> list
 
 def compute_s(part: Part, kind: Kind) -> float:
     """Return the real seconds that an action of this kind takes for a layer."""
-    # not by a mapping: kinds are slow to hash, and this is asked for every layer of every action
-    if kind is Kind.FORWARD:
-        return part.forward_s
-    if kind is Kind.BACKWARD_INPUT:
-        return part.input_s
-    if kind is Kind.BACKWARD_WEIGHT:
-        return part.weight_s
-    return part.input_s + part.weight_s
+    return seconds_of(kind, (part.forward_s, part.input_s, part.weight_s))

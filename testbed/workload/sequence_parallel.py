@@ -69,14 +69,7 @@ def gather_exchanges(algorithm: str, nodes: tuple[int, ...]) -> tuple[Exchange, 
         ParallelismError: A tree over nodes with different numbers of members.
     """
     orders, sends = _ring(len(nodes), 1) if algorithm == RING else _tree(nodes)
-    return tuple(
-        Exchange(
-            order,
-            tuple(Hop(send.target, send.block, send.block) for send in sends if send.source == own),
-            tuple(Hop(send.source, send.block, send.block) for send in sends if send.target == own),
-        )
-        for own, order in enumerate(orders)
-    )
+    return _exchanges(orders, sends, [send.block for send in sends])
 
 
 @cache
@@ -90,16 +83,24 @@ def reduce_exchanges(algorithm: str, nodes: tuple[int, ...]) -> tuple[Exchange, 
     orders = [tuple(reversed(order)) for order in orders]
     sends = [_Send(target, source, block) for source, target, block in sends]
     sends.sort(key=lambda send: orders[send.source].index(send.block))
-    incoming = [[send for send in sends if send.target == own] for own in range(len(nodes))]
+    arrived: Counter[int] = Counter()
+    slots = []
+    for send in sends:
+        slots.append(arrived[send.target])
+        arrived[send.target] += 1
+    return _exchanges(orders, sends, slots)
+
+
+def _exchanges(
+    orders: Sequence[tuple[int, ...]], sends: Sequence[_Send], slots: Sequence[int]
+) -> tuple[Exchange, ...]:
+    """Return every member's part, given the slot of each send in the receiver's window."""
+    placed = list(zip(sends, slots, strict=True))
     return tuple(
         Exchange(
             order,
-            tuple(
-                Hop(send.target, send.block, incoming[send.target].index(send))
-                for send in sends
-                if send.source == own
-            ),
-            tuple(Hop(send.source, send.block, slot) for slot, send in enumerate(incoming[own])),
+            tuple(Hop(send.target, send.block, slot) for send, slot in placed if send.source == own),
+            tuple(Hop(send.source, send.block, slot) for send, slot in placed if send.target == own),
         )
         for own, order in enumerate(orders)
     )
