@@ -21,9 +21,8 @@ from testbed.prediction.network_simulator import NetworkSimulator
 from testbed.prediction.simulation import simulate, simulate_steps
 from testbed.prediction.timeline import Timeline, peak_activation_bytes
 from testbed.workload.dispatch import Dispatching
-from testbed.workload.plan import GroupCollective, JobPlan
+from testbed.workload.plan import GroupCollective, JobPlan, Pattern, send_key
 from testbed.workload.plan_columns import pattern_columns
-from testbed.workload.plan_patterns import Pattern, send_key
 
 REMEMBERED = 20_000  # cached steps, a few numbers each
 NETWORKS = 16  # networks with cached isolated collective times
