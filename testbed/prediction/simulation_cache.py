@@ -6,12 +6,12 @@ some 140 differed for the model. Equal steps are simulated once.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass
 from random import Random
 from typing import NamedTuple
 
+from testbed.caches import IdentityCache
 from testbed.comm.transport import Software
 from testbed.gc_control import gc_disabled
 from testbed.net.paths.network import Network
@@ -46,20 +46,17 @@ class PreparedStep:
     def play(self, isolated: dict[Hashable, Isolated] | None = None) -> Timeline:
         """Simulate the step. isolated: the cache of `simulate`. Raises Deadlock, NoServerError."""
         with gc_disabled():
-            return self._play(isolated)
-
-    def _play(self, isolated: dict[Hashable, Isolated] | None) -> Timeline:
-        return simulate(
-            self.plan,
-            self.network,
-            self.itemsize,
-            self.software,
-            folded=self.folded,
-            draws=[Random(seed) for seed in self.draws],
-            dispatching=self.dispatching,
-            before=self.before,
-            isolated=isolated,
-        )
+            return simulate(
+                self.plan,
+                self.network,
+                self.itemsize,
+                self.software,
+                folded=self.folded,
+                draws=[Random(seed) for seed in self.draws],
+                dispatching=self.dispatching,
+                before=self.before,
+                isolated=isolated,
+            )
 
     @property
     def draws_all(self) -> bool:
@@ -116,7 +113,7 @@ class StepOutcome(NamedTuple):
 
 
 _known: dict[Hashable, StepOutcome] = {}
-_networks: OrderedDict[Hashable, NetworkSimulator] = OrderedDict()
+_networks: IdentityCache[NetworkSimulator] = IdentityCache(NETWORKS)
 
 
 def play_cached(prepared: PreparedStep) -> StepOutcome:
@@ -134,13 +131,12 @@ def play_cached(prepared: PreparedStep) -> StepOutcome:
 
 def _play_uncached(prepared: PreparedStep) -> StepOutcome:
     plan, network, software = prepared.plan, prepared.network, prepared.software
-    network_key = network.likeness, prepared.itemsize, software, len(prepared.draws), len(plan.ranks)
-    if (simulator := _networks.get(network_key)) is None:
-        simulator = _networks[network_key] = NetworkSimulator(
-            network, len(plan.ranks), prepared.itemsize, software
-        )
-        while len(_networks) > NETWORKS:
-            _networks.popitem(last=False)
+    itemsize, ranks = prepared.itemsize, len(plan.ranks)
+    simulator = _networks.of(
+        (),
+        lambda: NetworkSimulator(network, ranks, itemsize, software),
+        (network.likeness, itemsize, software, len(prepared.draws), ranks),
+    )
     outcome = None if prepared.dispatching else simulator.play(plan, folded=prepared.folded)
     if outcome is not None:
         return StepOutcome(outcome.step_time_s, outcome.alive)
