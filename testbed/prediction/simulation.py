@@ -99,7 +99,7 @@ def _choose_step(simulation: PlanSimulation, draws: Sequence[Random], before: Wa
 def _settled(step: PlanSimulation, warmup: int) -> Timeline:
     """Run up to `warmup + 1` steps on the same connections and return the median of the last three."""
     steps = [step.run()]
-    while len(steps) <= warmup and step.connections.state.matters:
+    while len(steps) <= warmup and step.state.matters:
         step = step.restart(MEAN)
         steps.append(step.run())
     last = sorted(steps[1:][-3:] or steps, key=lambda timeline: timeline.step_time_s)
