@@ -64,27 +64,6 @@ def simulate(
         clear_references(simulation.simulations)
 
 
-def simulate_steps(
-    plan: JobPlan,
-    network: Network,
-    itemsize: int,
-    software: Software,
-    draw: Random,
-    before: Warmup,
-    count: int,
-) -> list[float]:
-    """Return the durations of `count` consecutive steps in seconds, message by message, with losses drawn from `draw`.
-
-    Raises:
-        Deadlock: The plan never completes.
-    """
-    simulation = PlanSimulation(plan, network, itemsize, software, folded=False)
-    try:
-        return list(simulation.consecutive_times(LossDelay(draw), before, count))
-    finally:
-        clear_references(simulation.simulations)
-
-
 def _choose_step(simulation: PlanSimulation, draws: Sequence[Random], before: Warmup) -> Timeline:
     if simulation.network.packets and not draws:
         return simulation.run_settled(MEAN, before)

@@ -13,12 +13,13 @@ from typing import NamedTuple
 
 from testbed.caches import IdentityCache
 from testbed.comm.transport import Software
-from testbed.gc_control import gc_disabled
-from testbed.net.paths.network import Network
+from testbed.gc_control import clear_references, gc_disabled
+from testbed.net.paths.network import LossDelay, Network
 from testbed.prediction.channels import NO_WARMUP, Warmup
 from testbed.prediction.collective_flow import Isolated
 from testbed.prediction.network_simulator import NetworkSimulator
-from testbed.prediction.simulation import simulate, simulate_steps
+from testbed.prediction.plan_simulation import PlanSimulation
+from testbed.prediction.simulation import simulate
 from testbed.prediction.timeline import Timeline, peak_activation_bytes
 from testbed.workload.dispatch import Dispatching
 from testbed.workload.plan import GroupCollective, JobPlan
@@ -66,22 +67,19 @@ class PreparedStep:
     def step_times(self, networks: int, steps: int) -> list[float]:
         """Return the durations of consecutive steps in seconds: `steps` on each of up to `networks` networks.
 
-        Each network has its own draw. Raises Deadlock.
+        Steps are simulated message by message. Each network has its own draw. Raises Deadlock.
         """
+        found: list[float] = []
         with gc_disabled():
-            return [
-                took_s
-                for seed in self.draws[:networks]
-                for took_s in simulate_steps(
-                    self.plan,
-                    self.network,
-                    self.itemsize,
-                    self.software,
-                    Random(seed),
-                    self.before,
-                    steps,
+            for seed in self.draws[:networks]:
+                simulation = PlanSimulation(
+                    self.plan, self.network, self.itemsize, self.software, folded=False
                 )
-            ]
+                try:
+                    found += simulation.consecutive_times(LossDelay(Random(seed)), self.before, steps)
+                finally:
+                    clear_references(simulation.simulations)
+        return found
 
     @property
     def likeness(self) -> Hashable | None:
