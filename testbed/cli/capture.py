@@ -8,22 +8,15 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from testbed.cli.console import plain_table
 from testbed.contrib.capture.session import CaptureResult, Request, capture
 from testbed.errors import BadInput, did_you_mean
 from testbed.spec.catalogue import accelerators
 from testbed.spec.units import size_text, time_text
-from testbed.workload.traces import Collective, Compute, JobTrace, PointToPoint, element_bytes
-
-
-def add_commands(app: typer.Typer) -> None:
-    """Register this module's command."""
-    app.command("capture", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(
-        capture_script
-    )
+from testbed.workload.traces.trace import Collective, Compute, JobTrace, PointToPoint, element_bytes
 
 
 def capture_script(
@@ -114,12 +107,7 @@ def table_of(trace: JobTrace) -> Table:
                 continue
             counts[key][rank] += 1
             sizes[key][rank] += node.numel * element_bytes(node.dtype)
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    table.add_column("kind")
-    table.add_column("what")
-    table.add_column("of")
-    for heading in ("calls", "bytes", "ranks"):
-        table.add_column(heading, justify="right")
+    table = plain_table(("kind", "what", "of"), ("calls", "bytes", "ranks"))
     table.add_row("compute", "", "", "", time_text(max(seconds.values(), default=0.0)), str(len(seconds)))
     for key in sorted(counts):
         ranks = sum(1 for count in counts[key] if count)

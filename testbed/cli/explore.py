@@ -10,12 +10,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
-from testbed.cli.console import console_of_tables
+from testbed.cli.console import console_of_tables, plain_table, show_progress
 from testbed.cli.experiments import explore as experiment
 from testbed.cli.experiments.run import open_executor
 from testbed.cli.options import (
@@ -26,7 +24,6 @@ from testbed.cli.options import (
     SchedulerOption,
     WorkersOption,
 )
-from testbed.cli.run_output import show_progress
 from testbed.measure.results.run_directory import default_path
 from testbed.prediction.search import SearchProgress
 from testbed.show.report import print_summary
@@ -41,11 +38,6 @@ from testbed.show.report.exploration_findings import (
 )
 from testbed.spec.scenario import load_scenario
 from testbed.spec.units import size_text, time_text
-
-
-def add_commands(app: typer.Typer) -> None:
-    """Register this module's command."""
-    app.command()(explore)
 
 
 def explore(
@@ -163,8 +155,6 @@ def _print_search(explored: experiment.Explored, console: Console, *, confirming
     _print_sentences(
         describe_results(document, rows) if confirming else describe_findings(document, rows), console
     )
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    table.add_column("configuration", overflow="fold")
     shown = pair_rows(rows)
     best = best_of(rows)
     tailed = any(row["tail_s"] not in (None, row["step_time_s"]) for row in shown)
@@ -172,8 +162,8 @@ def _print_search(explored: experiment.Explored, console: Console, *, confirming
     sized = any(row["memory_bytes"] is not None for row in shown)
     headings = ["predicted\nstep time", *(["99 %\nwithin"] if tailed else [])]
     headings += ["as given,\nnot tuned"] if tuned else []
-    for heading in (*headings, "the best\nagainst it", "between\nbuildings", *(["memory"] if sized else [])):
-        table.add_column(heading, justify="right", no_wrap=True)
+    headings += ["the best\nagainst it", "between\nbuildings", *(["memory"] if sized else [])]
+    table = plain_table(["configuration"], headings)
     for row in shown:
         given, memory_bytes = row["as_given"], row["memory_bytes"]
         table.add_row(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import statistics
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -37,26 +38,13 @@ from testbed.net.fabric.fabric_state import (
 from testbed.net.fabric.flow_trace import MAX_DSCP, MAX_PORT, Flow, Trace, trace_flow
 from testbed.net.fabric.running_fabric import ALL, change_link, parse_link_settings
 from testbed.net.fabric.running_fabric import inspect as read_back
-from testbed.net.links.link_engine import direction_to_json
-from testbed.spec.errors import ConfigError, Problem
-from testbed.spec.link_direction import LossBursts
+from testbed.spec.errors import option_error
+from testbed.spec.link_direction import PACKET_FAULTS, LossBursts
 from testbed.spec.policy import DEFAULT_POLICY
 from testbed.spec.scale import Scale
 from testbed.spec.units import format_fraction, format_size, rate_text, size_text, time_text
 
-EVENTS = ("duplicate", "reorder", "corrupt")
-
-
-def add_commands(app: typer.Typer) -> None:
-    """Register this module's commands."""
-    for command in (up, inspect, down, clean):
-        app.command()(command)
-    app.command(name="exec", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(
-        execute
-    )
-    app.command(name="doctor")(diagnose)
-    _add_link_commands(app)
-    app.command()(probe)
+link_app = typer.Typer(no_args_is_help=True, help="Change WAN links of a running network.")
 
 
 def diagnose(as_json: JsonOption = False) -> None:
@@ -138,7 +126,7 @@ def direction_row(direction: dict[str, Any]) -> list[str]:
     jitter = time_text(direction["jitter_s"])
     if direction["jitter_s"] and direction["jitter_distribution"] != "uniform":
         jitter += f" {direction['jitter_distribution']}"
-    more = [f"{kind} {format_fraction(direction[kind])}" for kind in EVENTS if direction[kind]]
+    more = [f"{kind} {format_fraction(direction[kind])}" for kind in PACKET_FAULTS if direction[kind]]
     if ecn_bytes := direction["ecn_bytes"]:
         more.append(f"marks from {format_size(ecn_bytes)}")
     if pause := direction["pause"]:
@@ -192,12 +180,7 @@ def clean(
         console.print("nothing to clean")
 
 
-def _add_link_commands(app: typer.Typer) -> None:
-    link = typer.Typer(no_args_is_help=True, help="Change WAN links of a running network.")
-    link.command(name="set")(set_link)
-    app.add_typer(link, name="link")
-
-
+@link_app.command(name="set")
 def set_link(
     link: Annotated[
         str, typer.Argument(help="A link, such as east-west-0 (building, building, plane), or all.")
@@ -214,9 +197,7 @@ def set_link(
 ) -> None:
     """Change settings of a WAN link in place; all others stay. Packets in flight keep their delay."""
     if way is not None:
-        raise ConfigError(
-            [Problem("command line", None, "--way", "an option that was renamed", "--direction")]
-        )
+        raise option_error("--way", "an option that was renamed", "--direction")
     changed = change_link(
         find_fabric(fabric, link=None if link == ALL else link),
         link,
@@ -225,7 +206,7 @@ def set_link(
     )
     console = Console(stderr=True, highlight=False)
     for where, figures in changed.items():
-        row = [figure for figure in direction_row(direction_to_json(figures)) if figure]
+        row = [figure for figure in direction_row(asdict(figures)) if figure]
         console.print(f"{' '.join(where)}: {', '.join(row)}")
 
 

@@ -22,19 +22,12 @@ SETTINGS = Annotated[
 ]
 NAME = Annotated[str, typer.Argument(metavar="POLICY", help="A policy, or your own as FILE.py:NAME.")]
 SHOWN_RULES = 20
+policy_app = typer.Typer(
+    no_args_is_help=True, help="Show or change the transport policy of a running network."
+)
 
 
-def add_commands(app: typer.Typer) -> None:
-    """Register this module's commands."""
-    policy = typer.Typer(
-        no_args_is_help=True, help="Show or change the transport policy of a running network."
-    )
-    policy.command(name="show")(show)
-    policy.command(name="set")(change)
-    policy.command(name="diff")(diff)
-    app.add_typer(policy, name="policy")
-
-
+@policy_app.command(name="show")
 def show(
     rules: Annotated[bool, typer.Option("--rules", help="List all rules, with packet counts.")] = False,
     as_json: JsonOption = False,
@@ -84,6 +77,7 @@ def show(
         console.print(table)
 
 
+@policy_app.command(name="set")
 def change(name: NAME, settings: SETTINGS = None, fabric: FabricOption = None) -> None:
     """Change the policy: rules, then queues. Connections stay up; after any error the old policy stays."""
     changed = change_policy(find_fabric(fabric), parse_policy_args(name, settings or ()))
@@ -95,6 +89,7 @@ def change(name: NAME, settings: SETTINGS = None, fabric: FabricOption = None) -
     _print_classes(console, changed.classes)
 
 
+@policy_app.command(name="diff")
 def diff(
     name: NAME, settings: SETTINGS = None, as_json: JsonOption = False, fabric: FabricOption = None
 ) -> None:

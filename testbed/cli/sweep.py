@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
-from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from testbed.cli.console import progress_bar
+from testbed.cli.console import EXIT_UNTRUSTED, plain_table, progress_bar, show_progress
 from testbed.cli.experiments import sweep as experiment
 from testbed.cli.experiments.run import open_executor
 from testbed.cli.options import (
@@ -19,10 +18,12 @@ from testbed.cli.options import (
     JobsOption,
     JsonOption,
     OverridesOption,
+    ScenarioArgument,
     SchedulerOption,
+    TrialsOption,
     WorkersOption,
+    assignments,
 )
-from testbed.cli.run_output import EXIT_UNTRUSTED, show_progress
 from testbed.measure.results.run_directory import default_path
 from testbed.measure.results.sweep_result import Sweep, SweepFigure
 from testbed.show.report.sweep import CAPTION, PAGE, TABLE, missing_libraries
@@ -34,13 +35,8 @@ from testbed.spec.units import size_text, time_text
 MOST_ROWS, MOST_COLUMNS = 40, 8  # on a terminal; files have all of them
 
 
-def add_commands(app: typer.Typer) -> None:
-    """Register this module's command."""
-    app.command()(sweep)
-
-
 def sweep(
-    scenario: Annotated[Path, typer.Argument(help="A scenario file.")],
+    scenario: ScenarioArgument,
     axes: Annotated[
         list[str],
         typer.Argument(
@@ -55,7 +51,7 @@ def sweep(
         ),
     ] = None,
     overrides: OverridesOption = None,
-    trials: Annotated[int | None, typer.Option(help="Measured steps per variant.")] = None,
+    trials: TrialsOption = None,
     clock: Annotated[
         Literal["model", "virtual", "real"],
         typer.Option(
@@ -79,12 +75,12 @@ def sweep(
     --confirm N only N of them: the ends, both sides of where the fastest variant changes, and the widest gaps.
     Exit status 3: some results are untrusted.
     """
-    assignments = [*(overrides or []), *([f"trials={trials}"] if trials is not None else [])]
+    changes = assignments(overrides, trials)
     parsed = parse_axes(axes)
-    folder = output or default_path(f"{load_scenario(scenario, assignments).name}-swept")
+    folder = output or default_path(f"{load_scenario(scenario, changes).name}-swept")
     request = experiment.SweepRequest(
         scenario,
-        assignments,
+        changes,
         parsed,
         folder,
         clock=experiment.measuring_clock(clock, confirm),
@@ -142,16 +138,9 @@ def _print(found: Sweep, console: Console) -> None:
         console.print("* measured; others are predicted.")
 
 
-def _table() -> Table:
-    return Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-
-
 def _curve_table(curves: Curves) -> Table:
     """Return a table with a row per value and a column per line."""
-    table = _table()
-    table.add_column(curves.axis.label, justify="right", no_wrap=True)
-    for one in curves.series:
-        table.add_column(one.name.replace(", ", "\n"), justify="right", no_wrap=True)
+    table = plain_table((), (curves.axis.label, *(one.name.replace(", ", "\n") for one in curves.series)))
     for index, text in enumerate(curves.axis.texts):
         figures = [one.by_index.get(index) for one in curves.series]
         table.add_row(text.removesuffix(f" {curves.axis.unit}"), *map(_cell, figures))
@@ -160,11 +149,9 @@ def _curve_table(curves: Curves) -> Table:
 
 def _map_table(maps: Maps, panel: Panel) -> Table:
     """Return a table with a column per value of the first axis and a row per value of the second, the largest first."""
-    table = _table()
+    columns = (text.removesuffix(f" {maps.across.unit}") for text in maps.across.texts)
+    table = plain_table((), (maps.upwards.label, *columns))
     table.title, table.title_justify = f"{panel.name}: {maps.across.label} to the right", "left"
-    table.add_column(maps.upwards.label, justify="right")
-    for text in maps.across.texts:
-        table.add_column(text.removesuffix(f" {maps.across.unit}"), justify="right", no_wrap=True)
     for row in reversed(range(len(maps.upwards.texts))):
         text = maps.upwards.texts[row].removesuffix(f" {maps.upwards.unit}")
         figures = [panel.figures.get((column, row)) for column in range(len(maps.across.texts))]
@@ -181,9 +168,7 @@ def _cell(figure: SweepFigure | None) -> str:
 
 def _point_table(found: Sweep) -> Table:
     """Return a table with a row per point and variant, up to MOST_ROWS."""
-    table = _table()
-    for axis in found.axes:
-        table.add_column(axis.label, justify="right")
+    table = plain_table((), (axis.label for axis in found.axes))
     table.add_column("variant", overflow="fold")
     for heading in ("predicted\nstep time", "measured\nstep time", "between\nbuildings"):
         table.add_column(heading, justify="right", no_wrap=True)

@@ -20,7 +20,7 @@ from testbed.spec.scale import UNSCALED
 from testbed.spec.scenario import Scenario
 from testbed.workload.dependency_tracker import waits
 from testbed.workload.job.job import workload_of
-from testbed.workload.job.recorded_trace import (
+from testbed.workload.job.kinds.trace import (
     Pairs,
     accepts_algorithm,
     check_choices,

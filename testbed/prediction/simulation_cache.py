@@ -23,9 +23,8 @@ from testbed.prediction.simulation import simulate
 from testbed.prediction.timeline import Timeline, peak_activation_bytes
 from testbed.workload.dispatch import Dispatching
 from testbed.workload.plan import GroupCollective, JobPlan
-from testbed.workload.plan_columns import column_source, pattern_columns
+from testbed.workload.plan_columns import pattern_columns
 from testbed.workload.plan_patterns import Pattern, send_key
-from testbed.workload.send_tokens import TokenPattern
 
 REMEMBERED = 20_000  # cached steps, a few numbers each
 NETWORKS = 16  # networks with cached isolated collective times
@@ -154,12 +153,8 @@ def _pattern_key(pattern: Pattern) -> int:
 
 
 def _make_pattern_key(pattern: Pattern) -> int:
-    own = column_source(pattern)
-    if isinstance(own, TokenPattern):
-        done: Hashable = _pattern_key(own.base), own.relocation, own.turns
-    else:
-        columns = pattern_columns(own)
-        if columns is None:
-            return hash(pattern.operations)
-        done = own.cached("done", lambda: hash(tuple(column.tobytes() for column in columns)))
+    columns, own = pattern_columns(pattern), pattern.column_source
+    if columns is None:
+        return hash(pattern.operations)
+    done = own.cached("done", lambda: hash(tuple(column.tobytes() for column in columns)))
     return hash((done, *(send_key(one) for one, _ in pattern.exchanges)))

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from testbed.spec.base_model import StrictModel, ValueFormat, validate
+from testbed.spec.base_model import StrictModel, ValueFormat, field_descriptions, validate
 from testbed.spec.catalogue import locate_file
 from testbed.spec.errors import ConfigError, Problem
 from testbed.spec.scenario import Scenario
@@ -98,10 +98,11 @@ def reference() -> str:
 
 def _keys(model: type[StrictModel], prefix: str, places: dict[type[StrictModel], str]) -> Iterator[str]:
     """Yield a heading and a paragraph for each key of a model and of the models below it, each model once."""
+    descriptions = field_descriptions(model)
     for name, info in model.model_fields.items():
         path = prefix + (info.alias or name)
         below, step = _nested_model(info)
-        facts = [str(info.description)]
+        facts = [descriptions[name]]
         if form := _form(info):
             facts.append(f"{_SEVERAL.get(get_origin(info.annotation), _ONE).label}: {_expected(form)}.")
         default = model.file_default(name)

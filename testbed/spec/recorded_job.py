@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from testbed.plugins import registry
 from testbed.spec.base_model import ValueFormat
-from testbed.spec.parallelism import BY_SPEED, CONSECUTIVE, MAPPINGS, parse_mapping
+from testbed.spec.parallelism import BY_SPEED, CONSECUTIVE, MAPPINGS, mapping_format
 from testbed.spec.value_types import algorithm_schema, expected_algorithm
 
 AS_RECORDED = "as_recorded"
@@ -24,10 +25,6 @@ def _parse_placement(value: object) -> tuple[str, ...] | None:
     raise ValueError(f"{AS_RECORDED}, or kinds of communication, outermost first, such as [replicate, shard]")
 
 
-def _parse_mapping(value: object) -> str | tuple[int, ...] | None:
-    return None if value == CONSECUTIVE else parse_mapping(value, RECORDED_MAPPINGS)
-
-
 def _parse_algorithms(value: object) -> dict[str, str]:
     if not isinstance(value, Mapping):
         raise ValueError("a mapping of kinds to algorithms, such as {shard: hierarchical}")
@@ -42,10 +39,9 @@ PLACEMENT = ValueFormat(
     {"anyOf": [{"const": AS_RECORDED}, {"type": "array", "items": {"type": "string"}, "minItems": 1}]},
     list,
 )
-MAPPING = ValueFormat(
-    _parse_mapping,
-    {"anyOf": [{"enum": list(RECORDED_MAPPINGS)}, {"type": "array", "items": {"type": "integer"}}]},
-    lambda value: value if isinstance(value, str) else list(value),
+_NAMED_OR_LISTED = mapping_format(RECORDED_MAPPINGS)
+MAPPING = replace(
+    _NAMED_OR_LISTED, parse=lambda value: None if value == CONSECUTIVE else _NAMED_OR_LISTED.parse(value)
 )
 KIND_ALGORITHMS = ValueFormat(
     _parse_algorithms,

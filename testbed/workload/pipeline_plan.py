@@ -38,7 +38,7 @@ from testbed.workload.plan_options import (
 )
 from testbed.workload.plan_patterns import Pattern, Relocation, SymmetricPlans
 from testbed.workload.schedules import Action, Kind, Schedule
-from testbed.workload.send_tokens import TokenPattern, find_turns
+from testbed.workload.send_tokens import find_turns, with_tokens
 from testbed.workload.stages import Part, Stage
 
 # a search often asks for a plan again, as much of what it varies does not change the plan
@@ -99,7 +99,7 @@ def plan_job(
     )
     places = [
         (coordinate[PIPELINE], coordinate[REPLICATE] if replica_schedules else 0)
-        for coordinate in mesh.coordinates()
+        for coordinate in mesh.coordinates
     ]
     schedules = [own.content_hash for own in replica_schedules or [schedule]]
     # hashed once here: a tuple would hash its parts anew at each look-up
@@ -174,7 +174,7 @@ def _make_plan(
             make_planner = partial(planner, range(len(pipeline)), localize_groups(rank_groups[rank]))
             pattern = _patterns.of((common, own.content_hash, position, symmetry), make_planner)
         if turns := tuple(find_turns(rank, pipelines[rank], options.send_tokens, options.itemsize)):
-            pattern, relocation = TokenPattern.of(pattern, relocation, turns), None
+            pattern, relocation = with_tokens(pattern, relocation, turns), None
         patterns.append(pattern)
         relocations.append(relocation)
         exchanges.append(exchange)

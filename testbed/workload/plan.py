@@ -7,6 +7,7 @@ its operations in the order in which they become ready. Ranks on a network and t
 
 from __future__ import annotations
 
+import operator
 import random
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -29,8 +30,6 @@ from testbed.workload.operations import (
     Operation,
     Pause,
     RankPlan,
-    operation_document,
-    operation_from_document,
     replace_fields,
 )
 from testbed.workload.plan_patterns import SymmetricPlans
@@ -52,8 +51,6 @@ __all__ = [
     "Pause",
     "RankPlan",
     "jittered_s",
-    "operation_document",
-    "operation_from_document",
     "replace_fields",
 ]
 
@@ -105,10 +102,11 @@ class JobPlan:
 
     def with_algorithm(self, algorithm: str) -> JobPlan:
         """Return the plan with this algorithm in collectives that name none; the same object on every call."""
-        if not any(pattern.has_default_algorithm for pattern in self.symmetric.patterns):
+        patterns = [pattern.with_algorithm(algorithm) for pattern in self.symmetric.patterns]
+        if all(map(operator.is_, patterns, self.symmetric.patterns)):
             return self
-        key = "algorithm", algorithm
-        return self.cached(key, lambda: replace(self, ranks=self.symmetric.with_algorithm(algorithm)))
+        ranks = SymmetricPlans(patterns, self.symmetric.relocations)
+        return self.cached(("algorithm", algorithm), lambda: replace(self, ranks=ranks))
 
     @cached_property
     def symmetric(self) -> SymmetricPlans:
@@ -139,30 +137,6 @@ class JobPlan:
     def dscp(self, operation: Operation) -> int:
         """Return the DSCP of an operation's packets."""
         return self.dscps.get(operation.kind, 0)
-
-    def to_document(self) -> dict[str, Any]:
-        """Return the plan as JSON-ready values."""
-        return {
-            "ranks": [list(map(operation_document, plan)) for plan in self.ranks],
-            "groups": [[name, list(members)] for name, members in self.groups],
-            "holds_receivers": self.holds_receivers,
-            "jitter": self.jitter,
-            "seed": self.seed,
-            "dscps": dict(self.dscps),
-            "buildings": list(self.buildings),
-            "tuning": self.tuning.to_document(),
-            "near": list(self.near),
-        }
-
-    @classmethod
-    def from_document(cls, document: dict[str, Any]) -> JobPlan:
-        """Rebuild a plan from `to_document`, after a round trip through JSON."""
-        ranks = [tuple(operation_from_document(entry) for entry in plan) for plan in document["ranks"]]
-        groups = tuple((name, tuple(members)) for name, members in document["groups"])
-        rest = {name: document[name] for name in ("holds_receivers", "jitter", "seed", "dscps")}
-        buildings, near = tuple(document["buildings"]), tuple(document["near"])
-        tuning = TuningTable.from_document(document["tuning"])
-        return cls(tuple(ranks), groups, buildings=buildings, tuning=tuning, near=near, **rest)
 
 
 def jittered_s(plan: JobPlan, rank: int, index: int, step: int) -> float:

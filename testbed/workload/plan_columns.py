@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from testbed.workload.operations import COMPUTE, QUEUE, Block, Computing, GroupCollective
 from testbed.workload.plan import JobPlan
-from testbed.workload.plan_patterns import AlgorithmPattern, Pattern
-from testbed.workload.send_tokens import TokenPattern
+from testbed.workload.plan_patterns import Pattern
 
 TIMED, SENDS, RECEIVES, COLLECTIVE = range(4)
 
@@ -128,18 +127,12 @@ def row_offsets(counts: Sequence[int] | NDArray[Any]) -> Numbers:
 
 
 def pattern_columns(pattern: Pattern) -> PatternColumns | None:
-    """Return a pattern as columns; None as with `columns_of`."""
-    own = column_source(pattern)
-    made = partial(_token_columns, own) if isinstance(own, TokenPattern) else partial(_operation_columns, own)
-    return own.cached("columns", made)
+    """Return a pattern as columns, cached; None as with `columns_of`."""
+    own = pattern.column_source
+    return own.cached("columns", partial(_pattern_columns, own))
 
 
-def column_source(pattern: Pattern) -> Pattern:
-    """Return the pattern with the same columns: columns do not contain collective algorithms."""
-    return pattern.base if isinstance(pattern, AlgorithmPattern) and pattern.keeps_kinds_distinct else pattern
-
-
-def _operation_columns(pattern: Pattern) -> PatternColumns | None:
+def _pattern_columns(pattern: Pattern) -> PatternColumns | None:
     operations, exchanges = pattern.operations, [own for own, _ in pattern.exchanges]
     uneven = (isinstance(own, GroupCollective) and own.uneven for own in exchanges)
     if any(isinstance(own, Block) for own in exchanges) or any(uneven):
@@ -240,65 +233,6 @@ def _stream_pairs(stream: NDArray[np.int64]) -> tuple[NDArray[np.intp], NDArray[
     in_turn = np.argsort(stream, kind="stable")
     same = stream[in_turn[1:]] == stream[in_turn[:-1]]
     return in_turn[:-1][same], in_turn[1:][same]
-
-
-def _token_columns(pattern: TokenPattern) -> PatternColumns | None:
-    base = pattern_columns(pattern.base)
-    if base is None:
-        return None
-    at, count = pattern.new_index, len(pattern)
-    token_sends, messages = pattern.token_sends, pattern.message_indices
-    waiting, passing = messages[pattern.receives_token], messages[pattern.passes_token]
-    pauses, received, passed = messages + 1, waiting - 1, passing + 2
-    kinds, duration_s = np.zeros(count, dtype=np.int8), np.zeros(count)
-    kinds[at], duration_s[at] = base.operation, base.duration_s
-    kinds[received], kinds[passed] = RECEIVES, SENDS
-    duration_s[pauses] = [
-        one.turn.seconds(own) for one, own in zip(token_sends, pattern.delayed, strict=True)
-    ]
-    explicit = [own.after for own in pattern.delayed]
-    after = at[np.fromiter(chain.from_iterable(explicit), np.int64)]
-    peers = np.array([one.turn.peer for one in token_sends], dtype=np.int64)  # each has its own stream
-    streams = np.concatenate([peers[pattern.receives_token], peers, peers[pattern.passes_token]])
-    added = np.concatenate([received, pauses, passed])
-    by_place = np.argsort(added)
-    added, (before, behind) = added[by_place], _stream_pairs(streams[by_place])
-    earlier = [
-        at[np.repeat(np.arange(len(at)), base.next_many)],
-        received,
-        received,
-        after,
-        passing + 1,
-        added[before],
-    ]
-    later = [
-        at[base.next],
-        waiting,
-        waiting + 1,
-        np.repeat(pauses, list(map(len, explicit))),
-        passed,
-        added[behind],
-    ]
-    pairs = _distinct_pairs(np.concatenate(earlier), np.concatenate(later), count)
-    exchange_index = np.array(pattern.shared_kinds, dtype=np.int32)
-    shared_kinds = kinds[pattern.shared_indices]
-    gathers = shared_kinds == COLLECTIVE
-    places = np.array(pattern.shared_indices, dtype=np.int32)
-    tags = np.zeros(count, dtype=np.int64)
-    tags[at[base.messages]] = base.tag
-    tags[pattern.token_indices] = [tag for _, _, tag in pattern.token_ends]
-    return PatternColumns(
-        kinds,
-        duration_s,
-        *_dependency_columns(kinds, *pairs),
-        places[~gathers],
-        exchange_index[~gathers],
-        tags[places[~gathers]],
-        places[gathers],
-        exchange_index[gathers],
-        at[base.memory_operations].astype(np.int32),
-        base.memory_changes,
-    )
 
 
 def _plan_columns(plan: JobPlan) -> PlanColumns | None:

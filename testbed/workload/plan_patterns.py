@@ -5,6 +5,7 @@ What is derived from a pattern is cached for all ranks that share it, in other p
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple, TypeVar, overload
@@ -12,7 +13,6 @@ from typing import Any, NamedTuple, TypeVar, overload
 from testbed.workload.operations import Block, GroupCollective, Message, Operation, RankPlan, replace_fields
 
 Known = TypeVar("Known")
-Kind = TypeVar("Kind", bound=Operation)
 Shared = TypeVar("Shared", bound=Message | GroupCollective)
 NumberOf = Sequence[int] | Mapping[int, int]
 
@@ -33,20 +33,20 @@ class Pattern:
     """The operations of a rank. Where a `Relocation` goes with it, peers and groups are indices into that.
 
     Attributes:
+        operations: The operations, in order.
         chains: Known chains of computations, which need not be examined one by one.
+        column_source: A pattern that differs only in collective algorithms, which columns do not contain; or itself.
     """
 
-    def __init__(self, operations: RankPlan, chains: Sequence[Chain] = ()) -> None:
-        self._operations, self.chains = operations, chains
+    def __init__(
+        self, operations: RankPlan, chains: Sequence[Chain] = (), column_source: Pattern | None = None
+    ) -> None:
+        self.operations, self.chains = operations, chains
+        self.column_source = column_source or self
         self._known: dict[Hashable, Any] = {}
 
-    @property
-    def operations(self) -> RankPlan:
-        """The operations, in order."""
-        return self._operations
-
     def __len__(self) -> int:
-        return len(self._operations)
+        return len(self.operations)
 
     def cached(self, key: Hashable, make: Callable[[], Known]) -> Known:
         """Return the value cached under `key`; call `make` on the first request."""
@@ -61,85 +61,46 @@ class Pattern:
         kinds = {GroupCollective, Message, Block}
         return [index for index, kind in enumerate(map(type, self.operations)) if kind in kinds]
 
-    @cached_property
+    @property
     def shared_kinds(self) -> list[int]:
         """For each of `shared_indices`, the index of its equal in `exchanges`."""
         return self._sorted[0]
 
-    @cached_property
+    @property
     def exchanges(self) -> list[tuple[Message | GroupCollective, int]]:
         """The distinct operations that involve other ranks, each with its count."""
         return self._sorted[1]
 
     @cached_property
     def _sorted(self) -> tuple[list[int], list[tuple[Message | GroupCollective, int]]]:
-        return self._sort()
-
-    def _sort(self) -> tuple[list[int], list[tuple[Message | GroupCollective, int]]]:
         sorts: list[int] = []
         numbers: dict[object, int] = {}
         first: list[Message | GroupCollective] = []
-        many: list[int] = []
         for index in self.shared_indices:
             operation = self.operations[index]
             assert isinstance(operation, Message | GroupCollective)
             number = numbers.setdefault(send_key(operation), len(first))
             if number == len(first):
                 first.append(operation)
-                many.append(0)
-            many[number] += 1
             sorts.append(number)
-        return sorts, list(zip(first, many, strict=True))
-
-    @cached_property
-    def has_default_algorithm(self) -> bool:
-        """Whether any collective names no algorithm."""
-        return any(_uses_default_algorithm(own) for own, _ in self.exchanges)
+        many = Counter(sorts)
+        return sorts, [(operation, many[number]) for number, operation in enumerate(first)]
 
     def with_algorithm(self, algorithm: str) -> Pattern:
         """Return the pattern with this algorithm in collectives that name none; the same object on every call."""
-        if not self.has_default_algorithm:
+        if not any(map(_uses_default_algorithm, (own for own, _ in self.exchanges))):
             return self
-        return self.cached(("using", algorithm), lambda: AlgorithmPattern(self, algorithm))
+        return self.cached(("using", algorithm), lambda: self._with_algorithm(algorithm))
 
-
-class AlgorithmPattern(Pattern):
-    """A pattern with a given algorithm in the collectives that name none."""
-
-    def __init__(self, base: Pattern, algorithm: str) -> None:
-        super().__init__((), base.chains)
-        self.base, self.algorithm = base, algorithm
-
-    @cached_property
-    def operations(self) -> RankPlan:
-        """The operations, made on first use."""
-        return tuple(map(self._named, self.base.operations))
-
-    def __len__(self) -> int:
-        return len(self.base)
-
-    @cached_property
-    def shared_indices(self) -> list[int]:
-        """The base pattern's."""
-        return self.base.shared_indices
-
-    @cached_property
-    def keeps_kinds_distinct(self) -> bool:
-        """Whether filling in the algorithm makes no two distinct collectives equal."""
-        kinds = [send_key(self._named(own)) for own, _ in self.base.exchanges]
-        return len(set(kinds)) == len(kinds)
-
-    def _sort(self) -> tuple[list[int], list[tuple[Message | GroupCollective, int]]]:
-        if not self.keeps_kinds_distinct:
-            return super()._sort()
-        return self.base.shared_kinds, [(self._named(own), many) for own, many in self.base.exchanges]
-
-    def _named(self, operation: Kind) -> Kind:
-        return (
-            replace_fields(operation, algorithm=self.algorithm)
-            if _uses_default_algorithm(operation)
-            else operation
+    def _with_algorithm(self, algorithm: str) -> Pattern:
+        operations = tuple(
+            replace_fields(own, algorithm=algorithm) if _uses_default_algorithm(own) else own
+            for own in self.operations
         )
+        found = Pattern(operations, self.chains, self.column_source)
+        # once two collectives have become equal, so have their columns
+        same = len(found.exchanges) == len(self.exchanges)
+        return found if same else Pattern(operations, self.chains)
 
 
 EMPTY_PATTERN = Pattern(())
@@ -148,16 +109,7 @@ EMPTY_PATTERN = Pattern(())
 def send_key(operation: Operation) -> object:
     """Return a key that is equal for operations that exchange the same data with the same peers."""
     if isinstance(operation, GroupCollective):
-        return (
-            operation.group,
-            operation.collective,
-            operation.numel,
-            operation.algorithm,
-            operation.counts,
-            operation.returns,
-            operation.table,
-            operation.kind,
-        )
+        return *operation.exchange_key, operation.kind
     assert isinstance(operation, Message)
     return operation.peer, operation.numel, operation.sends, operation.kind, type(operation)
 
@@ -190,10 +142,6 @@ class SymmetricPlans(Sequence[RankPlan]):
         """Wrap plans whose symmetry is not known."""
         found = {id(own): Pattern(own) if own else EMPTY_PATTERN for own in ranks}
         return cls([found[id(own)] for own in ranks], [None] * len(ranks))
-
-    def with_algorithm(self, algorithm: str) -> SymmetricPlans:
-        """Return the plans with this algorithm in collectives that name none."""
-        return SymmetricPlans([own.with_algorithm(algorithm) for own in self.patterns], self.relocations)
 
     def exchanges(self, rank: int) -> list[tuple[Message | GroupCollective, int]]:
         """Return a rank's distinct operations that involve other ranks, each with its count."""

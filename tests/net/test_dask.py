@@ -15,8 +15,8 @@ import pytest
 
 from testbed.cli.experiments import sweep
 from testbed.cli.experiments.run import Listener
+from testbed.measure.execution.identity import worker_identity
 from testbed.measure.execution.progress import Progress
-from testbed.measure.execution.remote_guests import worker_identity
 from testbed.measure.results.sweep_result import Sweep
 from testbed.net.links.netns import command_in_namespace, run_script
 from testbed.prediction.executors import ExecutorError, Processes, WorkStopped

@@ -15,7 +15,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import count
-from typing import Any
 
 from testbed.comm.transport.base import (
     BEST_EFFORT,
@@ -105,14 +104,6 @@ class Software:
     def costs_messages(self) -> bool:
         """Whether messages cost anything."""
         return any((self.message_s, self.byte_s, self.note_cost_s, self.handover_s))
-
-    @classmethod
-    def from_document(cls, document: dict[str, Any]) -> Software:
-        """Return the inverse of dataclasses.asdict, after a round trip through JSON."""
-        fields = dict(document, slots=Slots(**document["slots"]))
-        if fields["registration"] is not None:
-            fields["registration"] = Registration(**fields["registration"])
-        return cls(**fields)
 
 
 class OperationCosts:

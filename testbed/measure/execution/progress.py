@@ -17,17 +17,13 @@ class PartProgress:
     finished: bool = False
 
 
-def ignore_parts(parts: Sequence[PartProgress]) -> None:
-    """Ignore the progress of parts."""
-
-
 @dataclass(frozen=True)
 class Progress:
     """Callbacks of a run: `phase` once per phase, `step(done, all)` before each step, `parts` from time to time."""
 
     phase: Callable[[str], None]
     step: Callable[[int, int], None]
-    parts: Callable[[Sequence[PartProgress]], None] = ignore_parts
+    parts: Callable[[Sequence[PartProgress]], None] = lambda parts: None
 
 
 def progress_text(parts: Sequence[PartProgress]) -> str:

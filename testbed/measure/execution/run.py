@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
 
 from testbed.errors import TestbedError
 from testbed.measure.diagnosis import diagnose, read_evidence
@@ -15,6 +14,7 @@ from testbed.measure.execution.event_player import affected_cards, hosts_beyond_
 from testbed.measure.execution.guests import DATAPATH, LINK_ENGINE, Guests
 from testbed.measure.execution.live_log import RunLive
 from testbed.measure.execution.network_setup import (
+    check_clock,
     choose_guests,
     choose_network_backend,
     choose_scale,
@@ -23,7 +23,6 @@ from testbed.measure.execution.network_setup import (
     link_engine_for,
 )
 from testbed.measure.execution.progress import Progress
-from testbed.measure.execution.remote_guests import RemoteGuests
 from testbed.measure.execution.resources import (
     forecast_text,
     guest_loads,
@@ -46,13 +45,11 @@ from testbed.net.virtual.kernel_image import find_image
 from testbed.prediction.dry_run import workloads_of
 from testbed.prediction.executors import Executor
 from testbed.prediction.executors.dask_cluster import Cluster
-from testbed.spec.errors import ConfigError, Problem
+from testbed.spec.errors import ConfigError, Problem, option_error
 from testbed.spec.scale import Scale
 from testbed.spec.scenario import Scenario
 from testbed.workload.job.endpoint_resolution import wants_rdma
 from testbed.workload.job.job import Workload
-
-CLOCKS = ("real", "virtual")
 
 
 @dataclass(frozen=True)
@@ -111,13 +108,13 @@ def prepare(request: Request) -> PreparedRun:
     check_clock(request.clock)
     refuse_existing(request.output)
     if request.machines and request.clock == "virtual":
-        raise ConfigError([Problem("command line", None, "--machines", "--clock virtual", "--clock real")])
+        raise option_error("--machines", "--clock virtual", "--clock real")
     workloads = workloads_of(request.scenario, Scale())
     together = parse_ranks_per_process(request.ranks_per_process, request.scenario.ranks, request.scenario)
     if request.clock == "virtual":
         return _in_guests(request, workloads, together)
     if isinstance(request.engine, Cluster):  # real-clock measurements run on this machine only
-        raise ConfigError([Problem("command line", None, "--engine dask", "--clock real", "--clock virtual")])
+        raise option_error("--engine dask", "--clock real", "--clock virtual")
     return _here(request, workloads.values(), together)
 
 
@@ -130,12 +127,6 @@ def check_here(scenario: Scenario, file: str, clock: str) -> None:
         _backend_and_scale(Request(scenario, Path(), file))
 
 
-def check_clock(clock: str) -> None:
-    """Raise ConfigError for an unknown clock."""
-    if clock not in CLOCKS:
-        raise ConfigError([Problem("command line", None, "--clock", clock, " or ".join(CLOCKS))])
-
-
 def _in_guests(request: Request, workloads: Mapping[str, Workload], together: int | None) -> PreparedRun:
     scenario, datapath = request.scenario, request.datapath
     pauses = _pauses(scenario)
@@ -144,7 +135,7 @@ def _in_guests(request: Request, workloads: Mapping[str, Workload], together: in
     if link_engine not in (None, guest_engine) or datapath not in (None, DATAPATH):
         asked = f"{link_engine or guest_engine} and {datapath or DATAPATH}"
         offered = f"{guest_engine} and {DATAPATH}"
-        raise ConfigError([Problem("command line", None, "--clock virtual", asked, offered)])
+        raise option_error("--clock virtual", asked, offered)
     image = find_image()
     rank_bytes = max(workload.rank_bytes for workload in workloads.values())
     scale = choose_virtual_scale(scenario, rank_bytes)
@@ -156,12 +147,9 @@ def _in_guests(request: Request, workloads: Mapping[str, Workload], together: in
     expected = choose_guests(scenario, scale, rank_bytes, loads, request.jobs, asked_bytes)
     settings = replace(settings, memory_bytes=expected.ceiling_bytes, expected_bytes=required_bytes(expected))
     hint = halving_option(scenario, scale, loads, expected)
-    if isinstance(request.engine, Cluster):
-        return PreparedRun(
-            request, scale, RemoteGuests(image, settings, expected, together, guest_engine, request.engine)
-        )
-    guests = Guests(image, settings, expected, together, guest_engine)
-    return PreparedRun(request, scale, guests, forecast_text(expected, hint))
+    cluster = request.engine if isinstance(request.engine, Cluster) else None
+    guests = Guests(image, settings, expected, together, guest_engine, cluster)
+    return PreparedRun(request, scale, guests, "" if cluster else forecast_text(expected, hint))
 
 
 def _here(request: Request, workloads: Iterable[Workload], together: int | None) -> PreparedRun:
@@ -215,7 +203,7 @@ def parse_machines(asked: str | None, scenario: Scenario, workloads: Iterable[Wo
     }
     if found := [feature for feature, is_used in refused.items() if is_used]:
         expected = f"a scenario without {' and '.join(found)}, or one machine"
-        raise ConfigError([Problem("command line", None, "--machines", asked, expected)])
+        raise option_error("--machines", asked, expected)
     return [name.strip() for name in asked.split(",")]
 
 
@@ -272,38 +260,6 @@ def failure_summary(left: Path) -> list[str]:
     return [verdict_line(own.verdicts[0]) for own in found if own.verdicts]
 
 
-class Backend(Protocol):
-    """Runs shards, each in its own network."""
-
-    @property
-    def words(self) -> str:
-        """A description of the backend for people."""
-
-    def shards(self, scenario: Scenario) -> list[Shard]:
-        """Split a scenario into shards."""
-
-    def identity(self, scenario: Scenario, scale: Scale) -> str | None:
-        """Return a key for everything that a shard's record depends on; None if records are not reproducible."""
-
-    def run_shards(
-        self,
-        scenario: Scenario,
-        shards: Sequence[Shard],
-        scale: Scale,
-        parts: ShardFolders,
-        progress: Progress,
-    ) -> BackendResult:
-        """Measure all shards that are not finished, each in `parts.folder`/NUMBER.
-
-        If a shard fails or the user interrupts, all processes are stopped, and finished records stay in place.
-
-        Raises:
-            FabricError: If a network cannot be built.
-            RunError: If a rank or another part fails.
-            VirtualClockError: If a guest fails.
-        """
-
-
 class LocalBackend:
     """A backend that runs one shard after the other in this process, as root.
 
@@ -341,7 +297,7 @@ class LocalBackend:
         parts: ShardFolders,
         progress: Progress,
     ) -> BackendResult:
-        """Measure the shards in turn; see `Backend`."""
+        """Measure the shards in turn, each in `parts.folder`/NUMBER; see `Guests.run_shards`."""
         began_s = time.monotonic()
         records = []
         for shard in shards:
@@ -379,3 +335,7 @@ def _shard_progress(
         progress.step(shard.number * each + number, len(shards) * each)
 
     return Progress(phase, step)
+
+
+Backend = LocalBackend | Guests
+"""Runs shards, each in its own network."""

@@ -10,9 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from testbed.measure.fidelity.verdict import Invariant
+from pydantic import Field
+from pydantic.json_schema import SkipJsonSchema
+
+from testbed.measure.fidelity.verdict import Finding, check
+from testbed.measure.result_model import ResultModel
 from testbed.net.paths.congestion.linux_tcp import MIN_RTO_S
 from testbed.net.paths.congestion.reno import RESPONSE_FACTOR
 from testbed.spec.link_direction import Direction
@@ -43,28 +46,29 @@ class Traffic:
     emulated_overhead_s: float
 
 
-@dataclass(frozen=True)
-class Number:
-    """A dimensionless number of both networks; `harm` says why results do not transfer, if they do not."""
+class DimensionlessNumber(ResultModel):
+    """A dimensionless number that characterises the network, before and after scaling."""
 
     name: str
-    real: float
-    emulated: float
+    real: float = Field(description="In the modelled network.")
+    emulated: float = Field(description="In the emulated network.")
+    preserved: bool = Field(description="Whether scaling preserves it.")
     meaning: str
-    harm: str | None = None
+    harm: SkipJsonSchema[str | None] = Field(default=None, exclude=True)
+    """Why results do not transfer, if they do not; not written to files."""
 
-    @property
-    def preserved(self) -> bool:
-        """Whether both networks have the same number, within a percent."""
-        return math.isclose(self.real, self.emulated, rel_tol=0.01)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the number as it is written to a summary."""
-        numbers = {"name": self.name, "real": self.real, "emulated": self.emulated}
-        return {**numbers, "preserved": self.preserved, "meaning": self.meaning}
+    @classmethod
+    def of(
+        cls, name: str, real: float, emulated: float, meaning: str, harm: str | None = None
+    ) -> DimensionlessNumber:
+        """Return the number; it is preserved if both networks have the same one, within a percent."""
+        preserved = math.isclose(real, emulated, rel_tol=0.01)
+        return cls(name=name, real=real, emulated=emulated, preserved=preserved, meaning=meaning, harm=harm)
 
 
-def dimensionless(real: Topology, emulated: Topology, scale: Scale, traffic: Traffic) -> list[Number]:
+def dimensionless(
+    real: Topology, emulated: Topology, scale: Scale, traffic: Traffic
+) -> list[DimensionlessNumber]:
     """Return the numbers of a scenario; those of WAN links are of the one with the largest bandwidth-delay product."""
     message = scale.emulated_bytes(traffic.message_bytes)
     nic, emulated_nic = (min(host.nic.rate_bps for host in one.hosts) for one in (real, emulated))
@@ -75,7 +79,7 @@ def dimensionless(real: Topology, emulated: Topology, scale: Scale, traffic: Tra
     if traffic.compute_s:
         emulated_gradients = scale.emulated_bytes(traffic.gradient_bytes)
         found.append(
-            Number(
+            DimensionlessNumber.of(
                 "communication over computing",
                 traffic.gradient_bytes * 8 / nic / traffic.compute_s,
                 emulated_gradients * 8 / emulated_nic / scale.emulated_s(traffic.compute_s),
@@ -83,14 +87,14 @@ def dimensionless(real: Topology, emulated: Topology, scale: Scale, traffic: Tra
             )
         )
     found += [
-        Number(
+        DimensionlessNumber.of(
             "packets per message",
             packets,
             emulated_packets,
             "largest message over the MTU",
             _few_packets(packets, emulated_packets),
         ),
-        Number(
+        DimensionlessNumber.of(
             "software share of a message",
             overhead,
             emulated_overhead,
@@ -105,7 +109,7 @@ def dimensionless(real: Topology, emulated: Topology, scale: Scale, traffic: Tra
     return found
 
 
-def _shortest_queue(real: Topology, emulated: Topology) -> Number:
+def _shortest_queue(real: Topology, emulated: Topology) -> DimensionlessNumber:
     queues = [min(link.a_to_b.queue_bytes, link.b_to_a.queue_bytes) / emulated.mtu for link in emulated.wan]
     index = queues.index(min(queues))
     link, emulated_packets = real.wan[index], queues[index]
@@ -116,31 +120,39 @@ def _shortest_queue(real: Topology, emulated: Topology) -> Number:
         if emulated_packets < LEAST_QUEUE_PACKETS <= packets
         else None
     )
-    return Number("packets per queue", packets, emulated_packets, f"the shortest, of {link.name}", harm)
+    return DimensionlessNumber.of(
+        "packets per queue", packets, emulated_packets, f"the shortest, of {link.name}", harm
+    )
 
 
 def _link_numbers(
     real: WanLink, emulated: WanLink, mtu: int, scale: Scale, message_bytes: float
-) -> list[Number]:
+) -> list[DimensionlessNumber]:
     bdp, emulated_bdp = _bdp_bytes(real), _bdp_bytes(emulated)
     found = [
-        Number(
+        DimensionlessNumber.of(
             "bandwidth-delay product over message",
             bdp / message_bytes,
             emulated_bdp / scale.emulated_bytes(message_bytes),
             f"of {real.name}, over the largest message",
         ),
-        Number("packets per bandwidth-delay product", bdp / mtu, emulated_bdp / mtu, f"of {real.name}"),
+        DimensionlessNumber.of(
+            "packets per bandwidth-delay product", bdp / mtu, emulated_bdp / mtu, f"of {real.name}"
+        ),
     ]
     if round_trip_s := real.round_trip_s:
         rto = MIN_RTO_S / round_trip_s
         emulated_rto = scale.emulated_s(MIN_RTO_S) / emulated.round_trip_s
-        found.append(Number("shortest timeout over round trip", rto, emulated_rto, f"TCP's, of {real.name}"))
+        found.append(
+            DimensionlessNumber.of(
+                "shortest timeout over round trip", rto, emulated_rto, f"TCP's, of {real.name}"
+            )
+        )
     loss = max(direction.mean_loss for direction in (real.a_to_b, real.b_to_a))
     if loss:
         limit, emulated_limit = (bytes_ / mtu * math.sqrt(loss) / MATHIS for bytes_ in (bdp, emulated_bdp))
         found.append(
-            Number(
+            DimensionlessNumber.of(
                 "rate over what loss lets TCP reach",
                 limit,
                 emulated_limit,
@@ -180,28 +192,25 @@ def _bdp_bytes(link: WanLink) -> float:
     return max(direction.rate_bps for direction in directions) / 8 * link.round_trip_s
 
 
-def scale_similarity(numbers: Sequence[Number], scale: Scale) -> Invariant:
+@check("no number beyond where results transfer", "caution")
+def scale_similarity(numbers: Sequence[DimensionlessNumber], scale: Scale) -> Finding:
     """Check that the scale model leaves out nothing that matters in this scenario."""
-    bound = "no number beyond where results transfer"
     if scale.is_one:
-        return Invariant("scale_similarity", bound, "not scaled", None, "The run is not scaled.")
-    harms = [number for number in numbers if number.harm]
+        return Finding("not scaled", "The run is not scaled.")
+    harms = [number.harm for number in numbers if number.harm]
     preserved = [number.name for number in numbers if number.preserved]
-    return Invariant(
-        "scale_similarity",
-        bound=bound,
-        measured=f"{len(harms)} beyond",
-        ok=not harms,
-        sentence=str(harms[0].harm)
+    return Finding(
+        f"{len(harms)} beyond",
+        harms[0]
         if harms
         else f"The scale model preserves {', '.join(preserved)}; what it changes stays within harmless bounds.",
-        severity="caution",
+        not harms,
     )
 
 
 def run_numbers(
     scenario: Scenario, topology: Topology, workload: Workload, scale: Scale, overhead_s: float
-) -> list[Number]:
+) -> list[DimensionlessNumber]:
     """Return the dimensionless numbers of a run.
 
     Args:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from testbed.measure.results.base_model import ResultModel
+from testbed.measure.result_model import ResultModel
 from testbed.measure.results.records import COUNTERS, LinkKey
 from testbed.spec.scale import Scale
 from testbed.spec.topology import Topology

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from pydantic import ValidationError
 
-from testbed.measure.results.base_model import ResultModel
+from testbed.measure.result_model import ResultModel
 from testbed.measure.results.run_directory import BadResult
 from testbed.spec.scale import Scale
 

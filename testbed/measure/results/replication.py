@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from testbed.measure.results.base_model import ResultModel
+from testbed.measure.result_model import ResultModel
 from testbed.spec.scale import Scale
 
 

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field, PrivateAttr, ValidationError
 
 from testbed.errors import BadInput
-from testbed.measure.fidelity.verdict import Status
-from testbed.measure.results.base_model import ResultModel
+from testbed.measure.fidelity.similarity import DimensionlessNumber
+from testbed.measure.fidelity.verdict import Status, Verdict
+from testbed.measure.result_model import ResultModel
 from testbed.measure.results.committed_work import Rates, Work
 from testbed.measure.results.link_summary import DroppingPort, LinkUse, PausedLink, PlaneBalance
 from testbed.measure.results.notebook_views import Figure
@@ -86,28 +87,6 @@ class Connections(ResultModel):
     out_of_sequence: int | None = Field(
         default=None, description="RDMA only: how often NICs in `to` reported a sequence gap."
     )
-
-
-class InvariantRecord(ResultModel):
-    """An invariant: something that must hold for the figures to be meaningful."""
-
-    name: str
-    bound: str = Field(description="What is allowed.")
-    measured: str
-    ok: bool | None = Field(description="Whether it held; null where it does not apply.")
-    sentence: str = Field(description="The finding in one sentence.")
-
-
-class VerdictRecord(ResultModel):
-    """Whether a variant's figures can be trusted, and why."""
-
-    status: Status
-    invariants: tuple[InvariantRecord, ...]
-
-    @property
-    def failed(self) -> tuple[InvariantRecord, ...]:
-        """The invariants that did not hold."""
-        return tuple(entry for entry in self.invariants if entry.ok is False)
 
 
 class Control(ResultModel):
@@ -209,7 +188,7 @@ class Variant(ResultModel):
     plane_balance: tuple[PlaneBalance, ...]
     connections: tuple[Connections, ...]
     limited_by: str = Field(description="What limited the step time, in one sentence.")
-    verdict: VerdictRecord
+    verdict: Verdict
     control: Control
     training: Training | None = Field(
         default=None, description="null in plain data-parallel runs made by earlier versions."
@@ -246,16 +225,6 @@ class ScaleRecord(ResultModel):
 
     size_scale: float = Field(description="Sizes and rates are divided by it.")
     time_dilation: float = Field(description="Times are multiplied by it.")
-
-
-class DimensionlessNumber(ResultModel):
-    """A dimensionless number that characterises the network, before and after scaling."""
-
-    name: str
-    real: float = Field(description="In the modelled network.")
-    emulated: float = Field(description="In the emulated network.")
-    preserved: bool = Field(description="Whether scaling preserves it.")
-    meaning: str
 
 
 class Result(ResultModel):

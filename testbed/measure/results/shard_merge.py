@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from testbed.measure.fidelity import worst
+from testbed.measure.fidelity.verdict import Invariant, Verdict, worst
 from testbed.measure.results.committed_work import committed_work, compute_rates
 from testbed.measure.results.link_summary import group_by_link, merge_dropping_ports, merge_paused_links
 from testbed.measure.results.records import COUNTERS
-from testbed.measure.results.result import Bytes, InvariantRecord, Training, Variant, VerdictRecord
+from testbed.measure.results.result import Bytes, Training, Variant
 from testbed.measure.results.serving_summary import variant_latencies
 from testbed.measure.results.shards import Record, ShardRecord, ShardVariant
 from testbed.measure.results.summary import (
@@ -183,15 +183,15 @@ def _training(
     return training.model_copy(update=changes)
 
 
-def merge_verdicts(verdicts: Sequence[VerdictRecord]) -> VerdictRecord:
+def merge_verdicts(verdicts: Sequence[Verdict]) -> Verdict:
     """Return the worst status of all shards, and each invariant from a shard where it failed, if there is one."""
     status = worst([verdict.status for verdict in verdicts])
-    rows: dict[str, InvariantRecord] = {}
+    rows: dict[str, Invariant] = {}
     for verdict in sorted(verdicts, key=lambda verdict: verdict.status != status):
         for row in verdict.invariants:
             if row.name not in rows or (row.ok is False and rows[row.name].ok is not False):
                 rows[row.name] = row
-    return VerdictRecord(status=status, invariants=tuple(rows.values()))
+    return Verdict(status=status, invariants=tuple(rows.values()))
 
 
 def _link(record: dict[str, Any]) -> tuple[str, ...]:

@@ -12,19 +12,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from testbed.measure.results.base_model import ResultModel
+from testbed.measure.fidelity.similarity import DimensionlessNumber
+from testbed.measure.fidelity.verdict import Verdict
+from testbed.measure.result_model import ResultModel
 from testbed.measure.results.link_summary import DroppingPort, PausedLink
 from testbed.measure.results.manifest import Manifest
 from testbed.measure.results.records import EVENTS, LINKS, SAMPLES
 from testbed.measure.results.replication import Replication
-from testbed.measure.results.result import (
-    Control,
-    DimensionlessNumber,
-    Events,
-    ScaleRecord,
-    Training,
-    VerdictRecord,
-)
+from testbed.measure.results.result import Control, Events, ScaleRecord, Training
 from testbed.measure.results.run_directory import write_json, write_lines
 from testbed.measure.results.serving_result import DecodedSteps
 from testbed.prediction.request_metrics import ServedStep
@@ -117,7 +112,7 @@ class ShardVariant(ResultModel):
     step_time_s: float
     expected_wan_bytes: float
     predicted_s: float | None
-    verdict: VerdictRecord
+    verdict: Verdict
     control: Control
     training: Training
     events: Events | None = None

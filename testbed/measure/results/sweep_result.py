@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field, PrivateAttr
 
 from testbed.measure.fidelity.verdict import Status, worst
-from testbed.measure.results.base_model import ResultModel
+from testbed.measure.result_model import ResultModel
 from testbed.measure.results.committed_work import Work
 from testbed.measure.results.notebook_views import make_frame
 from testbed.measure.results.records import read_model

@@ -15,7 +15,7 @@ from typing import Any
 
 from testbed.net.controller.compat import OPENFLOW_13, Application, Call, hub, ofp_event, on, on_call
 from testbed.net.controller.openflow import BundleWriter, FlowEntry, parse_group
-from testbed.net.controller.rules import Rule, ports_of
+from testbed.net.controller.rules import Rule
 from testbed.net.controller.switch_sessions import Change, DesiredState, Difference, Rules, Session
 
 Report = Callable[[Mapping[str, Any]], None]
@@ -119,24 +119,25 @@ class RuleInstaller(Application):  # type: ignore[misc]  # the libraries have no
 
     def replace(self, rules: Rules, done: Callable[[str | None], None]) -> None:
         """Install other rules in all switches, or in none; call `done(error)` at the end, with None for success."""
-        if self._change is not None:
-            done("another change is under way")
+        if obstacle := self._obstacle(rules):
+            done(obstacle)
             return
-        if set(rules) != set(self._rules):
-            done(f"rules for datapaths {sorted(rules)}, expected {sorted(self._rules)}")
-            return
-        absent = [f"{dpid:016x}" for dpid in self._rules if dpid not in self._sessions]
-        if absent:
-            done(f"bridges with datapath ids {', '.join(absent)} are not connected")
-            return
-        for dpid, session in self._sessions.items():
-            if missing := sorted(ports_of(rules[dpid]) - set(session.ports)):
-                done(f"{session}: no port {missing[0]}, which the rules name; it has {sorted(session.ports)}")
-                return
         self._change = Change(self._rules, set(rules), done)
         self._rules = dict(rules)
         for session in self._sessions.values():
             self._resync(session)
+
+    def _obstacle(self, rules: Rules) -> str | None:
+        """Return why other rules cannot be installed now; None if they can."""
+        if self._change is not None:
+            return "another change is under way"
+        if set(rules) != set(self._rules):
+            return f"rules for datapaths {sorted(rules)}, expected {sorted(self._rules)}"
+        absent = [f"{dpid:016x}" for dpid in self._rules if dpid not in self._sessions]
+        if absent:
+            return f"bridges with datapath ids {', '.join(absent)} are not connected"
+        obstacles = (session.missing_port(rules[dpid]) for dpid, session in self._sessions.items())
+        return next(filter(None, obstacles), None)
 
     def read_counters(self, done: Callable[[dict[int, list[tuple[Rule, int, int]]]], None]) -> None:
         """Read the counters of all switches; call `done` with (rule, packets, bytes) by datapath id."""
@@ -186,10 +187,8 @@ class RuleInstaller(Application):  # type: ignore[misc]  # the libraries have no
             session.ports[port.port_no] = self._up(session, port)
         if event.msg.flags & protocol.OFPMPF_REPLY_MORE:
             return
-        if missing := sorted(ports_of(self._rules[session.datapath.id]) - set(session.ports)):
-            self.fail(
-                f"{session}: no port {missing[0]}, which the rules name; it has {sorted(session.ports)}"
-            )
+        if message := session.missing_port(self._rules[session.datapath.id]):
+            self.fail(message)
         else:
             self._request_state(session)
             if not all(session.ports.values()):

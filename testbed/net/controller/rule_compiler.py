@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -57,10 +57,6 @@ class PolicyChoice:
     name: str
     options: Mapping[str, Any] = field(default_factory=dict)
     replan: bool | None = None
-
-    def to_data(self) -> dict[str, Any]:
-        """Convert the choice to a JSON-compatible dictionary."""
-        return asdict(self)
 
     @property
     def goes_by_sizes(self) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 from pyroute2 import IPRoute
 
 from testbed.net.errors import FabricError
-from testbed.net.fabric.fingerprint import Fingerprint, WatchedNamespace
+from testbed.net.fabric.fingerprint import Fingerprint
 from testbed.net.fabric.verify import NamespaceSettings, verify, verify_offloads
 from testbed.net.links.interfaces import NodeCounts, read_interfaces, read_node_counts
 from testbed.net.links.netlink import Netlink
@@ -22,6 +22,7 @@ from testbed.net.links.setup import Setup
 from testbed.processes import close_pipes, wait_or_kill
 
 VXLAN_PORT = 4789
+STOP_TIMEOUT_S = 5.0
 
 
 class MachineOperations:
@@ -32,13 +33,29 @@ class MachineOperations:
     """
 
     def __init__(self) -> None:
-        self._namespaces: Namespaces | None = None
+        self._holder: subprocess.Popen[str] | None = None
         self._fingerprint: Fingerprint | None = None
 
     def make_namespaces(self, files: Mapping[str, Path | str | None]) -> dict[str, int]:
-        """Create namespaces for nodes, with an optional /etc/hosts file each; return a process id in each."""
-        self._namespaces = Namespaces(files)
-        return self._namespaces.pids
+        """Create a network and a mount namespace for each node; return a process id in each.
+
+        Args:
+            files: The /etc/hosts file of each node, by name; None for the machine's own.
+        """
+        self._holder = subprocess.Popen(
+            [sys.executable, "-m", "testbed.net.fabric.namespace_holder"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self._holder.stdin is not None
+        assert self._holder.stdout is not None
+        self._holder.stdin.write(json.dumps([file and str(file) for file in files.values()]) + "\n")
+        self._holder.stdin.flush()
+        answer = json.loads(self._holder.stdout.readline() or '{"error": "the holder process ended"}')
+        if "error" in answer:
+            raise FabricError(f"cannot create the nodes' namespaces: {answer['error']}")
+        return dict(zip(files, answer["pids"], strict=True))
 
     def veth(self, ends: list[dict[str, Any]]) -> None:
         """Create a veth pair; each end has `ifname`, `net_ns_pid` and optionally `address`."""
@@ -91,7 +108,7 @@ class MachineOperations:
         """Read the counters of all interfaces in the namespace of process `pid`, and optionally of its protocols."""
         return read_node_counts(pid, protocols)
 
-    def watch(self, watched: Sequence[WatchedNamespace], excluded: Sequence[tuple[str, str]]) -> None:
+    def watch(self, watched: Sequence[NamespaceSettings], excluded: Sequence[tuple[str, str]]) -> None:
         """Start watching these namespaces, in place of any earlier ones; see `Fingerprint`."""
         if self._fingerprint is not None:
             self._fingerprint.close()
@@ -113,9 +130,10 @@ class MachineOperations:
         if self._fingerprint is not None:
             self._fingerprint.close()
             self._fingerprint = None
-        if self._namespaces is not None:
-            self._namespaces.stop()
-            self._namespaces = None
+        if self._holder is not None:
+            close_pipes(self._holder)
+            wait_or_kill(self._holder, STOP_TIMEOUT_S)
+            self._holder = None
 
 
 @functools.cache
@@ -127,43 +145,3 @@ def _shared_netlink() -> IPRoute:
     """
     with empty_network_namespace():
         return IPRoute()
-
-
-STOP_TIMEOUT_S = 5.0
-
-
-class Namespaces:
-    """A network and a mount namespace for each node; `pids` has a process in each.
-
-    Args:
-        files: The /etc/hosts file of each node, by name; None for the machine's own.
-
-    Raises:
-        FabricError: The namespaces cannot be created.
-    """
-
-    def __init__(self, files: Mapping[str, Path | str | None]) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "testbed.net.fabric.namespace_holder"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        try:
-            self._process.stdin.write(json.dumps([file and str(file) for file in files.values()]) + "\n")
-            self._process.stdin.flush()
-            answer = json.loads(self._process.stdout.readline() or '{"error": "the holder process ended"}')
-        except BaseException:
-            self.stop()
-            raise
-        if "error" in answer:
-            self.stop()
-            raise FabricError(f"cannot create the nodes' namespaces: {answer['error']}")
-        self.pids: dict[str, int] = dict(zip(files, answer["pids"], strict=True))
-
-    def stop(self) -> None:
-        """Remove the namespaces and their interfaces; idempotent."""
-        close_pipes(self._process)
-        wait_or_kill(self._process, STOP_TIMEOUT_S)

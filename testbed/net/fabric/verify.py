@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from typing import Any
 
 from testbed.net.fabric import namespace_setup
 from testbed.net.fabric import plan as planning
@@ -13,7 +14,7 @@ from testbed.net.fabric.namespace_setup import buffer_sysctls
 from testbed.net.fabric.plan import Plan
 from testbed.net.links import SettingMismatch, network_namespace
 from testbed.net.links.ingress import CUT_THROUGH_DEVICE, IngressDelay, ingress_device, verify_ingress_delays
-from testbed.net.links.interfaces import Interface, Qdisc, read_interfaces, read_qdiscs, read_route_rto_min_ms
+from testbed.net.links.interfaces import Qdisc, read_interfaces, read_qdiscs, read_route_rto_min_ms
 from testbed.net.links.netlink import Netlink
 from testbed.net.links.setup import MAX_GSO_SEGMENTS, enabled_offloads, read_sysctl, supported_sysctls
 from testbed.net.links.shaping import Shape, qdisc_kinds
@@ -53,65 +54,59 @@ class NamespaceSettings:
     ingress_delays: Mapping[str, IngressDelay] = field(default_factory=dict)
     engine_disciplines: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
+    @property
+    def has_sockets(self) -> bool:
+        """Whether it has connections, so that its kernel parameters are also compared by value."""
+        return self.pid is None or self.interfaces == (NIC,)
+
 
 def namespace_settings(plan: Plan, pids: Mapping[str, int]) -> Iterator[NamespaceSettings]:
     """Yield the expected settings of every namespace of a fabric."""
-    mtu = plan.topology.mtu
     engine_disciplines = _engine_disciplines(plan)
-    edges = tuple(name for edge in plan.edges for name in edge.interfaces)
-    yield NamespaceSettings(ROOT_NAME, None, edges, mtu, engine_disciplines=engine_disciplines.get(None, {}))
-    plain = partial(NamespaceSettings, mtu=mtu, sysctls=namespace_setup.HOST_SYSCTLS)
-    inner = tuple(name for wire in plan.wires() for name in (wire.inner_a, wire.inner_b))
-    wan = planning.WAN_NODE
-    yield plain(wan, pids[wan], inner, engine_disciplines=engine_disciplines.get(wan, {}))
-    shapes: dict[str, dict[str, Shape]] = {}
+    shapes: dict[str, dict[str, Shape]] = defaultdict(dict)
     for (node, interface), shape in plan.shapes.items():
-        shapes.setdefault(node, {})[interface] = shape
-    for bridge in plan.bridges:
-        ports = tuple(port.interface for port in bridge.ports)
-        name = bridge.name
-        own = shapes.get(name, {})
-        yield plain(
+        shapes[node][interface] = shape
+
+    def expected(node: str | None, interfaces: Iterable[str], **more: Any) -> NamespaceSettings:
+        name = ROOT_NAME if node is None else node
+        return NamespaceSettings(
             name,
-            pids[name],
-            ports,
-            shapes=own,
-            bridge=True,
+            None if node is None else pids[node],
+            tuple(interfaces),
+            plan.topology.mtu,
+            shapes[name],
             ingress_delays=plan.ingress_delays_of(name),
-            engine_disciplines=engine_disciplines.get(name, {}),
+            engine_disciplines=engine_disciplines[node],
+            **more,
         )
-    for building in plan.topology.buildings:
-        probe = plan.probe(building.name)
-        yield plain(probe, pids[probe], (NIC,))
-    sysctls = {**namespace_setup.HOST_SYSCTLS, **buffer_sysctls(plan.topology)}
+
+    basic = namespace_setup.HOST_SYSCTLS
+    yield expected(None, [name for edge in plan.edges for name in edge.interfaces])
+    inner = [name for wire in plan.wires() for name in (wire.inner_a, wire.inner_b)]
+    yield expected(planning.WAN_NODE, inner, sysctls=basic)
+    for bridge in plan.bridges:
+        yield expected(bridge.name, [port.interface for port in bridge.ports], sysctls=basic, bridge=True)
+    for edge in plan.edges:
+        yield expected(edge.probe, [NIC], sysctls=basic)
+    sysctls = {**basic, **buffer_sysctls(plan.topology)}
     rto_min_ms = plan.rto_min_ms if plan.time_dilation != 1 else None
     for host in plan.topology.hosts:
-        yield NamespaceSettings(
-            host.name,
-            pids[host.name],
-            (NIC,),
-            mtu,
-            shapes.get(host.name, {}),
-            sysctls,
-            rto_min_ms,
-            ingress_delays=plan.ingress_delays_of(host.name),
-            engine_disciplines=engine_disciplines.get(host.name, {}),
-        )
+        yield expected(host.name, [NIC], sysctls=sysctls, rto_min_ms=rto_min_ms)
 
 
 def _engine_disciplines(plan: Plan) -> dict[str | None, dict[str, list[str]]]:
     """Return the kinds of qdiscs that the link engine adds, by namespace and interface."""
-    found: dict[str | None, dict[str, list[str]]] = {}
+    found: dict[str | None, dict[str, list[str]]] = defaultdict(dict)
     if plan.link_engine != "netem":
         return found
-    wan = found.setdefault(planning.WAN_NODE, {CUT_THROUGH_DEVICE: ["netem"]})
+    wan = found[planning.WAN_NODE] = {CUT_THROUGH_DEVICE: ["netem"]}
     for wire in plan.wires():
         for inner, node, outer, direction in (
             (wire.inner_a, wire.node_a, wire.outer_a, wire.a_to_b),
             (wire.inner_b, wire.node_b, wire.outer_b, wire.b_to_a),
         ):
             wan |= {inner: ["ingress", "netem"], ingress_device(inner): ["netem"]}
-            found.setdefault(node, {})[outer] = sorted(qdisc_kinds(Shape.from_direction(direction)))
+            found[node][outer] = sorted(qdisc_kinds(Shape.from_direction(direction)))
     return found
 
 
@@ -119,26 +114,24 @@ def _verify_disciplines(
     settings: NamespaceSettings, names: Mapping[int, str], present: Iterable[Qdisc]
 ) -> None:
     """Check that interfaces have exactly the expected qdiscs."""
-    asked = {name: list(found) for name, found in settings.engine_disciplines.items()}
+    asked: dict[str, set[str]] = defaultdict(set)
+    for interface, own in settings.engine_disciplines.items():
+        asked[interface].update(own)
     for interface, shape in settings.shapes.items():
-        asked.setdefault(interface, []).extend(qdisc_kinds(shape))
+        asked[interface].update(qdisc_kinds(shape))
     for interface in settings.ingress_delays:
-        asked.setdefault(interface, []).append("ingress")
-        asked |= {ingress_device(interface): ["netem"], CUT_THROUGH_DEVICE: ["netem"]}
-    found: dict[str, set[str]] = {}
+        asked[interface].add("ingress")
+        asked |= {ingress_device(interface): {"netem"}, CUT_THROUGH_DEVICE: {"netem"}}
+    found: dict[str, set[str]] = defaultdict(set)
     for discipline in present:
-        found.setdefault(names.get(discipline.index, ""), set()).add(discipline.kind)
+        found[names.get(discipline.index, "")].add(discipline.kind)
     for name in names.values():
         if settings.pid is None and name not in settings.interfaces:
             continue  # an interface of the machine
-        kinds = found.get(name, set()) - _DEFAULT_KINDS
-        if kinds != set(asked.get(name, ())):
-            raise SettingMismatch(
-                f"{settings.name}: {name}",
-                "queueing disciplines",
-                ", ".join(sorted(asked.get(name, ()))) or "none",
-                ", ".join(sorted(kinds)) or "none",
-            )
+        kinds = found[name] - _DEFAULT_KINDS
+        if kinds != asked[name]:
+            shown = [", ".join(sorted(own)) or "none" for own in (asked[name], kinds)]
+            raise SettingMismatch(f"{settings.name}: {name}", "queueing disciplines", *shown)
 
 
 def verify_offloads(settings: NamespaceSettings) -> None:
@@ -162,10 +155,10 @@ def verify(settings: NamespaceSettings) -> None:
         links = {link.name: link for link in read_interfaces(netlink)}
         names = {link.index: name for name, link in links.items()}
         present = read_qdiscs(netlink)
-        on: dict[str, tuple[int, list[Qdisc]]] = {name: (link.index, []) for name, link in links.items()}
-        for discipline in present:
-            if discipline.index in names:
-                on[names[discipline.index]][1].append(discipline)
+        on = {
+            name: (link.index, [discipline for discipline in present if discipline.index == link.index])
+            for name, link in links.items()
+        }
         verify_shapes(netlink, settings.shapes, settings.mtu, on)
         verify_ingress_delays(netlink, settings.ingress_delays, names, present)
         _verify_disciplines(settings, names, present)
@@ -181,13 +174,7 @@ def verify(settings: NamespaceSettings) -> None:
             raise SettingMismatch(where, "mtu", settings.mtu, link and link.mtu)
         if link.gso_max_segs != MAX_GSO_SEGMENTS:
             raise SettingMismatch(where, "gso_max_segs", MAX_GSO_SEGMENTS, link.gso_max_segs)
-        if settings.bridge:
-            _verify_bridge_port(where, link)
-
-
-def _verify_bridge_port(where: str, link: Interface) -> None:
-    """Check that a bridge port neither learns nor floods."""
-    for flag, number in _MUST_BE_OFF.items():
-        found = link.bridge_port.get(number)
-        if found != b"\0":
-            raise SettingMismatch(where, flag, 0, found and found[0])
+        for flag, number in _MUST_BE_OFF.items() if settings.bridge else ():
+            state = link.bridge_port.get(number)
+            if state != b"\0":
+                raise SettingMismatch(where, flag, 0, state and state[0])

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from testbed.net.errors import SettingMismatch
 from testbed.net.links.interfaces import Qdisc, netem_delay_and_loss, netem_rate, read_redirect_targets
-from testbed.net.links.link_engine import SHARE_TOLERANCE, TOLERANCES
+from testbed.net.links.link_engine import SHARE_TOLERANCE, TIME_TOLERANCE_S
 from testbed.net.links.netlink import Netlink
 from testbed.net.links.setup import Setup
 
@@ -143,7 +143,7 @@ def verify_ingress_delays(
         if options is None or rate != delay.bytes_per_second:
             raise SettingMismatch(interface, "ingress rate in bytes/s", delay.bytes_per_second, rate)
         delay_s, loss = netem_delay_and_loss(options)
-        if abs(delay_s - delay.delay_s) > TOLERANCES["delay_s"]:
+        if abs(delay_s - delay.delay_s) > TIME_TOLERANCE_S:
             raise SettingMismatch(interface, "ingress delay in s", delay.delay_s, delay_s)
         if abs(loss - delay.loss) > SHARE_TOLERANCE:
             raise SettingMismatch(interface, "ingress loss", delay.loss, loss)

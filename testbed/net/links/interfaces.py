@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 from testbed.net.errors import LinkError, SettingMismatch
 from testbed.net.links.netlink import (
@@ -269,13 +268,6 @@ class NodeCounts:
         protocols = replace(self.protocols, out_packets=self.protocols.out_packets + packets)
         return replace(self, protocols=protocols)
 
-    @classmethod
-    def from_document(cls, document: Mapping[str, Any]) -> NodeCounts:
-        """Convert the JSON form of `dataclasses.asdict` back."""
-        ports = {name: PortCounts(**entry) for name, entry in document["ports"].items()}
-        protocols = document["protocols"]
-        return cls(ports, protocols and ProtocolCounts(**protocols))
-
 
 def read_node_counts(pid: int | None, protocols: bool = False) -> NodeCounts:
     """Read the counters of the network namespace of process `pid` (None: the current one).
@@ -338,10 +330,10 @@ def set_interfaces_up(pid: int | None, names: Iterable[str], up: bool) -> None:
                     MESSAGE_STRUCTS[LINK].pack(0, 0, link.index, _IFF_UP * up, _IFF_UP),
                     f"{link.name} {state}",
                 )
-                for link in _find_interfaces(netlink, asked)
+                for link in find_interfaces(netlink, asked)
             ]
         )
-        for link in _find_interfaces(netlink, asked):
+        for link in find_interfaces(netlink, asked):
             if link.up != up:
                 raise SettingMismatch(link.name, "state", state, "up" if link.up else "down")
 
@@ -361,16 +353,17 @@ def isolate_bridge_ports(netlink: Netlink, names: Iterable[str], isolated: bool)
                 *(_SET_LINK, 0, MESSAGE_STRUCTS[LINK].pack(_AF_BRIDGE, 0, link.index, 0, 0) + flag),
                 f"{link.name} isolated: {isolated}",
             )
-            for link in _find_interfaces(netlink, asked)
+            for link in find_interfaces(netlink, asked)
         ]
     )
-    for link in _find_interfaces(netlink, asked):
+    for link in find_interfaces(netlink, asked):
         found = link.bridge_port.get(_ISOLATED)
         if found is None or bool(found[0]) != isolated:
             raise SettingMismatch(link.name, "isolated", str(isolated), str(not isolated))
 
 
-def _find_interfaces(netlink: Netlink, names: Iterable[str]) -> list[Interface]:
+def find_interfaces(netlink: Netlink, names: Iterable[str]) -> list[Interface]:
+    """Read these interfaces. Raises LinkError if one does not exist."""
     known = {link.name: link for link in read_interfaces(netlink)}
     for name in names:
         if name not in known:

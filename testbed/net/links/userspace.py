@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Collection, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
@@ -22,10 +23,8 @@ from testbed.net.links.link_engine import (
     LinkWire,
     compare_settings,
     direction_from_json,
-    direction_to_json,
     link_interfaces,
     requested_settings,
-    wire_to_json,
 )
 from testbed.net.links.netns import command_in_namespace
 from testbed.processes import close_pipes, wait_or_kill
@@ -109,7 +108,7 @@ class UserspaceEngine:
         configuration = {
             "seed": self._seed,
             "control": str(self._control),
-            "links": [wire_to_json(wire) for wire in self._wires],
+            "links": [asdict(wire) for wire in self._wires],
         }
         self._stderr = tempfile.TemporaryFile("w+")  # noqa: SIM115 (open as long as the process runs)
         self._process = subprocess.Popen(
@@ -137,7 +136,7 @@ class UserspaceEngine:
 
     def change(self, asked: Mapping[tuple[str, str], Direction]) -> None:
         """Change the settings of directions; frames that the emulator holds keep their timing."""
-        changes = [(*key, direction_to_json(direction)) for key, direction in asked.items()]
+        changes = [(*key, asdict(direction)) for key, direction in asked.items()]
         compare_settings(asked, _directions(send_request(self._control, "settings", changes=changes)))
 
     def blackhole(self, links: Collection[str]) -> None:

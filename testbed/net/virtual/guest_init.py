@@ -7,7 +7,6 @@ the host. Changes reach the host only in the task's writable folders.
 from __future__ import annotations
 
 import ctypes
-import ctypes.util
 import fcntl
 import json
 import os
@@ -75,13 +74,9 @@ def enter_writable_root(folders: list[str]) -> None:
         os.makedirs(folder, exist_ok=True)
     mount("devpts", "dev/pts", "ptmxmode=0666,mode=0620")
     mount("tmpfs", "dev/shm", "mode=1777")
-    for name, target in (
-        ("fd", "/proc/self/fd"),
-        ("stdin", "/proc/self/fd/0"),
-        ("stdout", "/proc/self/fd/1"),
-    ):
-        os.symlink(target, f"dev/{name}")
-    os.symlink("/proc/self/fd/2", "dev/stderr")
+    os.symlink("/proc/self/fd", "dev/fd")
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        os.symlink(f"/proc/self/fd/{number}", f"dev/{name}")
     mount("tmpfs", "run", "mode=0755")
     for folder in folders:
         mount("hostfs", folder.lstrip("/"), folder)

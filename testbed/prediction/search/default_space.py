@@ -19,8 +19,8 @@ from testbed.spec.parallelism import (
 from testbed.spec.recorded_job import AS_RECORDED
 from testbed.spec.scenario import Scenario
 from testbed.spec.units import format_size
+from testbed.workload.job.kinds.trace import collectives_of, recorded_trace
 from testbed.workload.job.rank_hardware import slowdowns_of
-from testbed.workload.job.recorded_trace import collectives_of, recorded_trace
 from testbed.workload.models import dimensions
 from testbed.workload.stages import layers_of
 from testbed.workload.traces.rank_orders import placements_of

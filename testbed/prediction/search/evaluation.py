@@ -253,7 +253,7 @@ def _memory_bytes(job: Job, alive: Sequence[float]) -> list[float]:
     training, workload = job.workload.training, job.scenario.workload
     if training is None or workload.model is None:
         return []
-    positions = [coordinate[PIPELINE] for coordinate in training.mesh.coordinates()]
+    positions = [coordinate[PIPELINE] for coordinate in training.mesh.coordinates]
     owners, itemsize, layers = training.schedule.owners, workload.itemsize, training.layers
     return accelerator_bytes(workload.model, training.mesh, owners, alive, itemsize, positions, layers)
 

@@ -23,7 +23,7 @@ from testbed.show.report.charts import (
 )
 from testbed.show.report.diagnosis_page import diagnose_suspects
 from testbed.show.report.pages import render_page
-from testbed.show.report.panels.added import added_panels
+from testbed.show.report.panels.base import added_panels
 from testbed.show.report.run_data import RunData, load_run
 from testbed.show.report.serving import decoding_rows, latency_chart, load_chart, most_within, serving_rows
 from testbed.show.report.shared_sections import (

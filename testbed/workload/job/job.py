@@ -23,21 +23,27 @@ from testbed.spec.scenario import Scenario
 from testbed.spec.topology import Topology
 from testbed.spec.workload import WorkloadSpec
 from testbed.workload.dispatch import Dispatching, ExecutedPlan
-from testbed.workload.job.endpoint_resolution import endpoints_on, resolve_endpoints
+from testbed.workload.job.endpoint_resolution import (
+    Pairs,
+    endpoints_on,
+    flows_of,
+    planned_rates,
+    resolve_endpoints,
+    socket_rules_of,
+)
 from testbed.workload.job.endpoints import THIS_NAMESPACE, JobEndpoints, Planned
 from testbed.workload.job.errors import wrong_workload
 from testbed.workload.job.fault_resolution import replication_of
 from testbed.workload.job.kinds import JobRequest, make_plan
+from testbed.workload.job.kinds.trace import recorded_trace
 from testbed.workload.job.launch_spec import Replication
-from testbed.workload.job.recorded_trace import recorded_trace
-from testbed.workload.job.traffic_matrix import Pairs, flows_of, planned_rates, socket_rules_of
 from testbed.workload.job.training import Training
 from testbed.workload.job.tuning_choice import tuning_of
 from testbed.workload.plan import Computing, GroupCollective, JobPlan, Message, Pause
 from testbed.workload.plan_volume import plan_elements, plan_traffic
 from testbed.workload.plans.validation import check_plugin_algorithms
 from testbed.workload.schedules import implied_actions
-from testbed.workload.serving import Serving
+from testbed.workload.serving.request_plan import Serving
 
 # a search declares the same plan's traffic to many policies
 _flows_cache: IdentityCache[list[Flow]] = IdentityCache(8)

@@ -239,40 +239,21 @@ class Schedule:
         return hash((self.orders, self.owners, self.microbatches))
 
 
-def make_schedule(
-    name: str,
-    ranks: int,
-    microbatches: int,
-    costs: Costs,
-    chunks: int = 1,
-    memory: float = 1.0,
-    effort: float = 0.3,
-    beat_s: float = math.inf,
-    named: Costs | None = None,
-) -> Schedule:
+def make_schedule(name: str, request: ScheduleRequest) -> Schedule:
     """Return a schedule by name, or from a file.
 
     Args:
         name: A schedule of SCHEDULES, or FILE.py:NAME.
-        ranks: Ranks of the pipeline.
-        microbatches: Microbatches of a step.
-        costs: Costs of a stage and of messages.
-        chunks: Stages per rank, where the schedule does not fix them.
-        memory: See `ScheduleRequest`.
-        effort: See `ScheduleRequest`.
-        beat_s: See `ScheduleRequest`.
-        named: See `ScheduleRequest`.
+        request: The request; a schedule may have a number of stages per rank of its own.
 
     Raises:
         ScheduleError: It does not fit the request, or is not a schedule.
         PluginError: Its function raises; names the line.
     """
     entry = find_schedule(name)
-    if not entry.takes(chunks):
-        raise ScheduleError(where=name, got=f"{chunks} chunks", expected=str(entry.chunks))
-    request = ScheduleRequest(
-        ranks, microbatches, entry.chunks or chunks, memory, costs, effort, beat_s, named
-    )
+    if not entry.takes(request.chunks):
+        raise ScheduleError(where=name, got=f"{request.chunks} chunks", expected=str(entry.chunks))
+    request = replace(request, chunks=entry.chunks or request.chunks)
     with attribute_errors(f"schedule {name}", Path(entry.source[0])):
         made: Any = entry.make(request)
     searched = made if isinstance(made, SearchResult) else None
@@ -280,7 +261,11 @@ def make_schedule(
         made = searched.orders
     own = None if entry.make.__module__.startswith(f"{__package__}.") else entry.source
     try:
-        return replace(schedule_of(name, _orders(made, ranks), microbatches), source=own, searched=searched)
+        return replace(
+            schedule_of(name, _orders(made, request.ranks), request.microbatches),
+            source=own,
+            searched=searched,
+        )
     except ScheduleError as error:
         if own is None:
             raise

@@ -208,14 +208,14 @@ def test_conservation() -> None:
 
 
 def test_the_verdict_is_as_bad_as_its_worst_invariant() -> None:
-    fine = Invariant("a", "b", "c", True, "d")
-    careful = Invariant("a", "b", "c", False, "d", severity="caution")
-    bad = Invariant("a", "b", "c", False, "d")
+    fine = Invariant(name="a", bound="b", measured="c", ok=True, sentence="d")
+    bad = fine.model_copy(update={"ok": False})
+    careful = bad.model_copy(update={"severity": "caution"})
     assert judge([]).status == "trusted"
     assert judge([fine, careful]).status == "caution"
     assert judge([careful, bad, fine]).status == "untrusted"
     assert worst(["trusted", "untrusted", "caution"]) == "untrusted"
-    assert judge([fine]).to_dict() == {
+    assert judge([fine]).document() == {
         "status": "trusted",
         "invariants": [{"name": "a", "bound": "b", "measured": "c", "ok": True, "sentence": "d"}],
     }

@@ -8,18 +8,19 @@ from typing import Any
 
 import pytest
 
-from testbed.measure.fidelity import LinkMeasurement, probe
-from testbed.measure.fidelity.invariants import Conservation
+from testbed.measure.fidelity import probe
+from testbed.measure.fidelity.invariants import Conservation, emulator_stalls
 from testbed.measure.fidelity.link_invariants import (
     PortDrops,
     drops_only_where_modelled,
-    emulator_stalls,
     jitter_accuracy,
     loss_accuracy,
     nothing_changed,
+    offload_state,
     rules_in_force,
     settings_in_force,
 )
+from testbed.measure.fidelity.probe import LinkMeasurement
 from testbed.spec.link_direction import Direction, LossBursts
 from testbed.spec.links import WanLink
 from testbed.spec.topology import Topology
@@ -165,8 +166,9 @@ def test_rules_that_were_put_right_were_wrong_for_a_while() -> None:
 
 
 def test_settings_in_force() -> None:
-    assert settings_in_force("offload_state", "offloads", None).ok is True
-    found = settings_in_force("offload_state", "offloads", "east1: eth0: tx-checksumming: asked for off")
+    assert settings_in_force(None).ok is True
+    assert settings_in_force(None).sentence.startswith("The settings of the network were")
+    found = offload_state("east1: eth0: tx-checksumming: asked for off")
     assert found.ok is False
     assert "east1: eth0" in found.sentence
     assert found.severity == "untrusted"

@@ -88,8 +88,8 @@ def test_counts_that_are_forged_together_exceed_what_cards_carried() -> None:
     found = bytes_witnessed(HOSTS, forged, [CardClaim("west1", "received", 1000, 700)])
     assert found.ok is False
     assert "the rank on west1" in found.sentence.lower()
-    assert bytes_witnessed(HOSTS, forged, links=[LinkClaim("east", 3, 1000, 1080)]).ok is True
-    found = bytes_witnessed(HOSTS, forged, links=[LinkClaim("east", 3, 1000, 12)])
+    assert bytes_witnessed(HOSTS, forged, [LinkClaim("east", 3, 1000, 1080)]).ok is True
+    found = bytes_witnessed(HOSTS, forged, [LinkClaim("east", 3, 1000, 12)])
     assert found.sentence == (
         "In trial 3 ranks in east report 1000 bytes sent to other buildings; the links from there carried 12."
     )

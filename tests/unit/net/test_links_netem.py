@@ -121,7 +121,7 @@ def test_each_way_is_delayed_where_it_leaves_and_shaped_before_it_enters(kernel:
         f"{SEEDS['w0b']}",
         "qdisc add dev w0a root netem limit 208985 delay 7000.000us"
         " loss gemodel 1.00000000% 30.00000000% 90.00000000% 2.00000000%"
-        " duplicate 1.00000000% corrupt 2.00000000% reorder 3.00000000% seed "
+        " duplicate 1.00000000% reorder 3.00000000% corrupt 2.00000000% seed "
         f"{SEEDS['w0a']}",
     ]
     assert "qdisc replace dev p1 parent 1:10 handle 110: bfifo limit 1000000" in kernel.commands

@@ -10,7 +10,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from testbed.cli.main import app
-from testbed.cli.watch import shown
+from testbed.cli.run import shown
 from testbed.errors import BadInput
 from testbed.measure.execution.live_log import RunLive
 from testbed.measure.results.shards import split_into_shards

@@ -1,4 +1,4 @@
-"""Reads a folder of execution traces as a job's trace."""
+"""A job's trace as a folder of execution traces, as ASTRA-sim and other programs read and write them."""
 
 from __future__ import annotations
 
@@ -8,21 +8,31 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from testbed.workload.traces.chakra.files import EtFile, EtNode, read_file
-from testbed.workload.traces.chakra.groups import read_groups
+from testbed.workload.traces.chakra.files import EtFile, EtNode, read_file, write_file
+from testbed.workload.traces.chakra.groups import read_groups, write_groups
 from testbed.workload.traces.chakra.nodes import (
     OWN_ATTRIBUTE,
     USED_ATTRIBUTES,
     EstimateTime,
     Place,
-    all_dependencies,
+    et_node,
     explicit_dependencies,
     job_node,
     own_fields,
+    whole_us,
 )
 from testbed.workload.traces.chakra.schema import NodeType
 from testbed.workload.traces.chakra.stream_order import Item, dependency_order, stream_orders
-from testbed.workload.traces.trace import Collective, JobTrace, Node, RankTrace, TraceError, element_bytes
+from testbed.workload.traces.trace import (
+    Collective,
+    JobTrace,
+    Node,
+    RankTrace,
+    TraceError,
+    all_dependencies,
+    element_bytes,
+    previous_of_stream,
+)
 
 _FILE = re.compile(r"(?P<stem>.*?)[._-]?(?P<rank>\d+)\.et(?:\.gz)?", re.ASCII)
 _NO_EFFECT = (NodeType.INVALID_NODE, NodeType.METADATA_NODE)
@@ -239,11 +249,8 @@ def _reorder_items(items: Sequence[Item], order: Sequence[int]) -> list[Item]:
 
 def _rank(items: Sequence[Item]) -> RankTrace:
     """Return the nodes with their dependencies in addition to the previous node of their stream."""
-    last: dict[str, int] = {}
     found: list[Node] = []
-    for number, item in enumerate(items):
-        before = last.get(item.node.stream)
-        last[item.node.stream] = number
+    for item, before in zip(items, previous_of_stream(item.node for item in items), strict=True):
         written = item.node.after  # as it was written here, where it differs from the default
         exact = written and all_dependencies(written, before) == item.after
         after = written if exact else explicit_dependencies(item.after, before)
@@ -257,3 +264,60 @@ def _read_metadata(attributes: Mapping[str, object]) -> tuple[str | None, str]:
         return str(own["origin"]), str(own["accelerator"])
     except (KeyError, TypeError, ValueError):
         return None, ""
+
+
+NAME = "job"
+Times = Sequence[Sequence[tuple[float, float]]]
+"""Of every rank's nodes: when each began, and how long it took, in seconds."""
+
+
+def write_job(trace: JobTrace, folder: Path, name: str = NAME, times: Times | None = None) -> list[Path]:
+    """Write one NAME.RANK.et per rank, and the groups; return all files.
+
+    All dependencies, including a stream's order, are in data_deps, which every program uses.
+
+    Args:
+        trace: The trace.
+        folder: The folder; made where it does not exist.
+        name: Name of the files.
+        times: Measured times, for people and programs that look at traces.
+
+    Raises:
+        TraceError: The trace has something that Chakra cannot express.
+    """
+    trace.check(str(folder))
+    folder.mkdir(parents=True, exist_ok=True)
+    names, groups_file = write_groups(folder, trace.groups)
+    about = {"origin": trace.origin, "accelerator": trace.accelerator, "groups": names}
+    attributes = {OWN_ATTRIBUTE: json.dumps(about, separators=(",", ":"))}
+    written = []
+    for rank, own in enumerate(trace.ranks):
+        path = folder / f"{name}.{rank}.et"
+        place = Place(str(path), rank, len(trace.ranks), trace.groups, names)
+        try:
+            nodes = _nodes(own, place, times[rank] if times else ())
+            write_file(path, attributes, nodes)
+        except TraceError as error:
+            raise TraceError(f"{path}: {error}") from None
+        written.append(path)
+    return [*written, groups_file]
+
+
+def _nodes(own: RankTrace, place: Place, times: Sequence[tuple[float, float]]) -> list[EtNode]:
+    found = []
+    for number, (node, before) in enumerate(zip(own, previous_of_stream(own), strict=True)):
+        waits = all_dependencies(node.after, before)
+        made = et_node(node, place)
+        attributes = dict(made.attributes)
+        if explicit_dependencies(waits, before) != node.after:
+            attributes[OWN_ATTRIBUTE] = json.dumps(
+                {**json.loads(attributes[OWN_ATTRIBUTE]), "after": list(node.after)}, separators=(",", ":")
+            )
+        made = replace(made, id=number, data_deps=waits, attributes=attributes)
+        if times:
+            begin_s, duration_s = times[number]
+            made = replace(
+                made, start_us=round(begin_s * 1e6), duration_us=made.duration_us or whole_us(duration_s)
+            )
+        found.append(made)
+    return found

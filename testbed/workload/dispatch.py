@@ -1,14 +1,20 @@
-"""Choice of a server for each batch when it is sent, from earlier sendings and the answers so far. Emulated seconds."""
+"""Choice of a server for each batch when it is sent, and what ranks do for the batch from then on. Emulated seconds.
+
+A server is chosen from earlier sendings and the answers so far. Ranks then add the batch's operations to their plans
+during a step. The operations for a batch size, node and card are one piece, equal for all batches except for numbers.
+So every rank keeps a few pieces, and none has to be sent. File models, which ranks need not import, are not used here.
+"""
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from random import Random
-from typing import Any
 
 from testbed.errors import TestbedError
+from testbed.workload.plan import QUEUE, JobPlan, Message, Operation
 
 LEAST_OUTSTANDING, TWO_CHOICES, RANDOM, TURNS = "least_outstanding", "two_choices", "random", "turns"
 
@@ -93,10 +99,6 @@ class DispatchLog:
     lost: list[int] = field(default_factory=list)
     outages: list[Outage] = field(default_factory=list)
 
-    def to_document(self) -> dict[str, Any]:
-        """Return the log as JSON-ready values."""
-        return asdict(self)
-
     def since(self, start_s: float) -> DispatchLog:
         """Return the log with times relative to `start_s`."""
         return DispatchLog(
@@ -109,16 +111,6 @@ class DispatchLog:
                 )
                 for one in self.outages
             ],
-        )
-
-    @classmethod
-    def from_document(cls, document: dict[str, Any]) -> DispatchLog:
-        """Rebuild a log from `to_document`, after a round trip through JSON."""
-        return cls(
-            [Sending(**one) for one in document["sendings"]],
-            {int(batch): number for batch, number in document["first"].items()},
-            document["lost"],
-            [Outage(**one) for one in document["outages"]],
         )
 
 
@@ -239,3 +231,126 @@ class Dispatcher:
         if sending.batch not in self.found.lost:
             self.found.lost.append(sending.batch)
         return []
+
+
+UNNUMBERED = -1
+"""Placeholder in names for the number of a sending."""
+
+PieceKey = tuple[int, int, int]
+"""Requests in a batch, number of the node, card whose turn it is."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """The operations of all ranks for one batch.
+
+    Attributes:
+        key: The batch's size, its node and its card.
+        plan: The operations.
+        answers: Indices of the answer's parts in the plan of the rank where requests arrive, first to last.
+    """
+
+    key: PieceKey
+    plan: JobPlan
+    answers: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Dispatching:
+    """The inputs of a dispatcher, and the operations for each batch that it may dispatch.
+
+    Attributes:
+        rules: How a server is chosen.
+        entry: Rank that decides.
+        nodes: Ranks of each node, the host's first.
+        names: Names of the nodes' hosts.
+        servers: The servers.
+        sizes: Size of each batch.
+        start: Plans before any decision: in `entry`'s plan, the times at which batches are closed.
+        pieces: Operations for each batch size, node and card.
+    """
+
+    rules: DispatchRules
+    entry: int
+    nodes: tuple[tuple[int, ...], ...]
+    names: tuple[str, ...]
+    servers: tuple[Server, ...]
+    sizes: tuple[int, ...]
+    start: JobPlan
+    pieces: tuple[Piece, ...]
+
+    def dispatcher(self) -> Dispatcher:
+        """Return a dispatcher for one step."""
+        return Dispatcher(len(self.sizes), self.servers, self.names, self.rules)
+
+    @cached_property
+    def _tags(self) -> int:
+        """An upper bound of the message tags of a piece."""
+        operations = (op for piece in self.pieces for own in piece.plan.ranks for op in own)
+        return 1 + max((op.tag for op in operations if isinstance(op, Message)), default=0)
+
+    @cached_property
+    def by_key(self) -> Mapping[PieceKey, Piece]:
+        """The pieces by their keys."""
+        return {piece.key: piece for piece in self.pieces}
+
+    def key(self, sending: Sending) -> PieceKey:
+        """Return the key of a sending's piece."""
+        return self.sizes[sending.batch], self.servers[sending.server].node, sending.turn
+
+    def ranks(self, key: PieceKey) -> Iterator[int]:
+        """Yield the ranks that have operations in a piece."""
+        return (rank for rank, own in enumerate(self.by_key[key].plan.ranks) if own)
+
+    def operations(self, key: PieceKey, number: int, rank: int, base: int) -> list[Operation]:
+        """Return a rank's operations for a sending, to append to a plan of `base` operations."""
+        return [self._numbered(one, number, base) for one in self.by_key[key].plan.ranks[rank]]
+
+    def _numbered(self, one: Operation, number: int, base: int) -> Operation:
+        name = one.name.replace(str(UNNUMBERED), str(number))
+        # its own stream, so that sendings to different servers do not wait for each other
+        queued = one.stream.startswith(QUEUE)
+        stream = one.stream if queued else f"{one.stream.replace(str(UNNUMBERED), '')} {number}"
+        after = tuple(base + index for index in one.after)
+        if isinstance(one, Message):
+            tag = number * self._tags + one.tag
+            return replace(one, name=name, stream=stream, after=after, tag=tag)
+        return replace(one, name=name, stream=stream, after=after)
+
+
+@dataclass(frozen=True, eq=False)
+class ExecutedPlan:
+    """What ranks did in a step.
+
+    Attributes:
+        plan: The operations that they executed.
+        dispatched: The dispatcher's decisions.
+        answers: By sending, indices of the answer's parts in the plan of `entry`.
+    """
+
+    plan: JobPlan
+    dispatched: DispatchLog
+    answers: Mapping[int, tuple[int, ...]]
+
+
+class GrowingPlan:
+    """Tracks the plans of ranks as sendings add to them.
+
+    Attributes:
+        answers: By sending, indices of the answer's parts in the plan of `entry`.
+        answered: The sending, by the index of its answer's last part.
+    """
+
+    def __init__(self, dispatching: Dispatching) -> None:
+        self.dispatching = dispatching
+        self.answers: dict[int, tuple[int, ...]] = {}
+        self.answered: dict[int, int] = {}
+
+    def part(self, key: PieceKey, number: int, rank: int, plan: Sequence[Operation]) -> list[Operation]:
+        """Return what a rank adds to its plan for a sending."""
+        base = len(plan)
+        if rank == self.dispatching.entry:
+            answers = self.dispatching.by_key[key].answers
+            self.answers[number] = tuple(base + index for index in answers)
+            self.answered[base + answers[-1]] = number
+        return self.dispatching.operations(key, number, rank, base)
