@@ -120,8 +120,13 @@ READINGS = {
 def link_rows(readings: Iterable[LinkReading]) -> list[tuple[object, ...]]:
     """Return the rows of a frame with the columns READINGS."""
     return [
-        (one.time_s, one.link.source, one.link.target, one.link.plane)
-        + tuple(getattr(one, name) for name in (*COUNTERS, "queue_bytes", "edge"))
+        (
+            one.time_s,
+            one.link.source,
+            one.link.target,
+            one.link.plane,
+            *tuple(getattr(one, name) for name in (*COUNTERS, "queue_bytes", "edge")),
+        )
         for one in readings
     ]
 
