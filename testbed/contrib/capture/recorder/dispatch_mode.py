@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 from torch.utils.weak import WeakIdKeyDictionary
 
-from testbed.contrib.capture.recorder.groups import BY_NAME, RecordingGroup
+from testbed.contrib.capture.recorder.groups import BY_NAME, RecordedWork, RecordingGroup
 from testbed.contrib.capture.recorder.source_locations import Modules, Sites
 from testbed.contrib.capture.recorder.tape import Tape
 from testbed.errors import TestbedError
@@ -27,20 +28,14 @@ _DEVICE = torch.ops.prim.device.default
 PLAIN = {torch.Tensor, torch.nn.Parameter, FakeTensor}
 FUNCTIONAL = {
     "all_reduce": "all_reduce",
-    "all_reduce_": "all_reduce",
-    "all_reduce_coalesced": "all_reduce",
-    "all_reduce_coalesced_": "all_reduce",
     "all_gather_into_tensor": "all_gather",
-    "all_gather_into_tensor_out": "all_gather",
-    "all_gather_into_tensor_coalesced": "all_gather",
     "reduce_scatter_tensor": "reduce_scatter",
-    "reduce_scatter_tensor_out": "reduce_scatter",
-    "reduce_scatter_tensor_coalesced": "reduce_scatter",
     "all_to_all_single": "all_to_all",
     "shard_dim_alltoall": "all_to_all",
     "broadcast": "broadcast",
-    "broadcast_": "broadcast",
 }
+"""Collectives of functional operations, by name without the endings of `_FORMS`."""
+_FORMS = re.compile(r"(_out|_coalesced)?_?$")
 NAMESPACES = (
     "c10d",
     "_c10d_functional",
@@ -49,34 +44,10 @@ NAMESPACES = (
     "symm_mem",
     "_dtensor",
 )
-_PRESERVING = {
-    "view",
-    "reshape",
-    "_unsafe_view",
-    "select",
-    "slice",
-    "t",
-    "transpose",
-    "permute",
-    "_to_copy",
-    "to",
-    "clone",
-}
-_PRESERVING |= {
-    "unbind",
-    "split",
-    "split_with_sizes",
-    "chunk",
-    "detach",
-    "alias",
-    "unsqueeze",
-    "squeeze",
-    "contiguous",
-    "copy_",
-    "as_strided",
-    "lift_fresh",
-    "expand",
-}
+_PRESERVING = re.compile(
+    r"view|reshape|_unsafe_view|select|slice|t|transpose|permute|_to_copy|to|clone|unbind|split|split_with_sizes|chunk|"
+    r"detach|alias|unsqueeze|squeeze|contiguous|copy_|as_strided|lift_fresh|expand"
+)
 """Operations whose result consists of elements of their input."""
 _FREE = ("empty", "detach", "alias", "set_", "resize_", "record_stream", "lift_fresh", "new_empty")
 
@@ -174,7 +145,7 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
         name = func._schema.name.removeprefix("aten::")
         if name == "sum":
             self._uniform[out] = each * given.numel() / out.numel()
-        elif name in _PRESERVING and out.numel() <= given.numel():
+        elif _PRESERVING.fullmatch(name) and out.numel() <= given.numel():
             self._uniform[out] = each
 
     @staticmethod
@@ -254,20 +225,13 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
         collective: str,
         tensors: list[Any],
         results: list[Any],
-        *,
-        splits: Any = (),
-        root: int | None = None,
-        times: int = 1,
-        peer: int = 0,
-        tag: int = 0,
+        **more: Any,
     ) -> Any:
-        """Record a communication; see groups.Note."""
-        from testbed.contrib.capture.recorder.groups import RecordedWork  # noqa: PLC0415
-
+        """Record a communication; see groups.Note. more: see `_start`."""
         if collective == "all_to_all" and (each := self._uniform.get(tensors[0])) is not None:
             for result in results:
                 self._uniform[result] = each
-        number = self._start(group, collective, tensors or results, splits, root, times, peer, tag)
+        number = self._start(group, collective, tensors or results, **more)
         token = self.tape.generation
         return RecordedWork(lambda: self.tape.wait(number, token), results, self._defer_wait)
 
@@ -295,6 +259,10 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
         peer: int = 0,
         tag: int = 0,
     ) -> int | None:
+        """Add an operation to the tape; returns its number, None if nothing is recorded now.
+
+        splits: elements for each member. root, peer: ranks in the job. times: members with tensors like these.
+        """
         if not self.on:
             return None
         module, site = self.modules.current(self.backward), self.sites.here()
@@ -322,7 +290,8 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
                 self._uniform[out] = each
             self.tape.wait(number, token)
             return out
-        if name not in FUNCTIONAL:
+        collective = FUNCTIONAL.get(_FORMS.sub("", name))
+        if collective is None:
             raise UnknownCollective(
                 f"capture: {func._schema.name} at {self.sites.here()} is not a supported collective"
             )
@@ -332,7 +301,6 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
                 f"capture: {func._schema.name} at {self.sites.here()}: its group is unknown"
             )
         out = func(*args, **kwargs)
-        collective = FUNCTIONAL[name]
         larger = _tensors(out if collective == "all_gather" else args[0])
         splits = self._splits(args) if name == "all_to_all_single" else ()
         root = group.ranks[args[1]] if collective == "broadcast" else None
