@@ -151,7 +151,11 @@ class _Capture:
             record = self.recorder.records[own.leader]
             for rank in own.members:
                 nodes = translate_nodes(record, own, rank)
-                problem = "its groups are ambiguous" if nodes is None else self._difference(nodes, rank)
+                problem, ran = None, self.recorder.records.get(rank)
+                if nodes is None:
+                    problem = "its groups are ambiguous"
+                elif ran is not None:  # compare with what its class predicts
+                    problem = find_difference(nodes, ran["nodes"])
                 if nodes is None or problem is not None:
                     self.notes.append(
                         f"rank {rank} differs from rank {own.leader}: {problem}; so every rank was run"
@@ -170,11 +174,6 @@ class _Capture:
                     found = class_of(records[rank], rank)
                     members = tuple(one for one in found.members if one not in known)
                     self.classes.append(RankClass(rank, members, found.pipelines))
-
-    def _difference(self, expected: list[dict[str, Any]], rank: int) -> str | None:
-        """Compare a rank that was run with what its class predicts; None if it matches or was not run."""
-        record = self.recorder.records.get(rank)
-        return None if record is None else find_difference(expected, record["nodes"])
 
     def _copy_objects(self, rank: int) -> None:
         """Give a rank the objects that its class's leader received from its peers."""

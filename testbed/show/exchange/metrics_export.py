@@ -38,11 +38,10 @@ def export_metrics(folder: Path, form: MetricsForm, output: Path) -> Path:
     return output
 
 
-Form = Literal["prometheus", "openmetrics"]
 PREFIX = "testbed"
 
 
-def exposition(metrics: Sequence[Metric], form: Form, origin_s: float, ended_s: float) -> str:
+def exposition(metrics: Sequence[Metric], form: MetricsForm, origin_s: float, ended_s: float) -> str:
     """Return the text of a file. Raises BadInput without the library.
 
     origin_s, ended_s: start of the run's clock and end of the run, Unix time in seconds.
@@ -53,7 +52,11 @@ def exposition(metrics: Sequence[Metric], form: Form, origin_s: float, ended_s: 
     except ImportError:
         raise missing_package(form, "prometheus-client", "metrics") from None
     moments = (origin_s, ended_s) if form == "openmetrics" else None
-    families = [_family(metric, moments) for metric in metrics if moments or _has_run_figures(metric)]
+    families = [
+        _family(metric, moments)
+        for metric in metrics
+        if moments or any(point.time_s is None for point in metric.points)
+    ]
 
     class Collected:
         """The collector interface of the library."""
@@ -64,10 +67,6 @@ def exposition(metrics: Sequence[Metric], form: Form, origin_s: float, ended_s: 
 
     text: bytes = (generate_open if moments else generate_latest)(Collected())
     return text.decode()
-
-
-def _has_run_figures(metric: Metric) -> bool:
-    return any(point.time_s is None for point in metric.points)
 
 
 def _family(metric: Metric, moments: tuple[float, float] | None) -> Any:
@@ -152,16 +151,12 @@ def _add_metric(message: Any, metric: Metric, origin_s: float, ended_s: float) -
         _add_attributes(added.attributes, point.labels)
         added.start_time_unix_nano = _nanoseconds(origin_s + min(first_s, 0.0))
         added.time_unix_nano = _nanoseconds(ended_s if point.time_s is None else origin_s + point.time_s)
-        _set_value(added, metric, point)
-
-
-def _set_value(added: Any, metric: Metric, point: Point) -> None:
-    if metric.kind != "summary":
-        added.as_double = point.value
-        return
-    added.count, added.sum = point.count, point.value
-    for share, value in point.quantiles:
-        added.quantile_values.add(quantile=share, value=value)
+        if metric.kind == "summary":
+            added.count, added.sum = point.count, point.value
+            for share, value in point.quantiles:
+                added.quantile_values.add(quantile=share, value=value)
+        else:
+            added.as_double = point.value
 
 
 def _add_attributes(attributes: Any, labels: Labels) -> None:

@@ -273,7 +273,10 @@ def export_mininet(spec: TopologySpec, path: Path, size_scale: float | None = No
     network = {
         "routers": routed.routers,
         "hosts": routed.hosts,
-        "cables": [list(map(_port, cable)) for cable in routed.cables],
+        "cables": [
+            [{"node": port.node, "number": port.number, **shape_settings(port.shape)} for port in cable]
+            for cable in routed.cables
+        ],
         "commands": routed.commands,
     }
     text = SCRIPT.format(
@@ -289,10 +292,6 @@ def export_mininet(spec: TopologySpec, path: Path, size_scale: float | None = No
         notes.append(f"rates, which are divided by {routed.size_scale:g}")
     notes.append("packets of more than 1500 bytes")
     return notes
-
-
-def _port(port: Port) -> dict[str, Any]:
-    return {"node": port.node, "number": port.number, **shape_settings(port.shape)}
 
 
 IMAGE = "ghcr.io/nicolaka/netshoot:latest"  # has iproute2, ping and iperf3

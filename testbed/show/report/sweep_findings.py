@@ -25,7 +25,7 @@ def describe_sweep(sweep: Sweep) -> list[str]:
     found = list(
         filter(
             None,
-            _describe_curves(shown, _worst_error(sweep))
+            _describe_curves(shown, max(_errors(sweep), default=0.0))
             if isinstance(shown, Curves)
             else _describe_maps(shown),
         )
@@ -249,10 +249,6 @@ def _errors(sweep: Sweep) -> list[float]:
         for figure, measured in _measured(sweep)
         if measured.status != "untrusted"
     ]
-
-
-def _worst_error(sweep: Sweep) -> float:
-    return max(_errors(sweep), default=0.0)
 
 
 def _measured(sweep: Sweep) -> list[tuple[SweepFigure, Measured]]:

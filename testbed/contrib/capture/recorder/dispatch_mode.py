@@ -18,7 +18,7 @@ from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sd
 from torch.utils.weak import WeakIdKeyDictionary
 
 from testbed.contrib.capture.recorder.groups import BY_NAME, RecordedWork, RecordingGroup
-from testbed.contrib.capture.recorder.source_locations import Modules, Sites
+from testbed.contrib.capture.recorder.source_locations import Modules, here
 from testbed.contrib.capture.recorder.tape import Tape
 from testbed.errors import TestbedError
 
@@ -76,9 +76,9 @@ def type_name(dtype: Any) -> str:
 class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
     """Records dispatched operations on a tape while `on`. doing: forward, backward or compute."""
 
-    def __init__(self, tape: Tape, sites: Sites, modules: Modules, speeds: Speeds) -> None:
+    def __init__(self, tape: Tape, modules: Modules, speeds: Speeds) -> None:
         super().__init__()
-        self.tape, self.sites, self.modules, self.speeds = tape, sites, modules, speeds
+        self.tape, self.modules, self.speeds = tape, modules, speeds
         self.on = False
         self.quiet = False  # optimizers read numbers that are on the CPU
         self.doing = "compute"
@@ -118,7 +118,7 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
                 return True
             what = "size" if isinstance(error, DynamicOutputShapeException) else "value"
             raise RuntimeError(
-                f"capture: {func} at {self.sites.here()}: its result's {what} depends on data, "
+                f"capture: {func} at {here()}: its result's {what} depends on data, "
                 "which fake tensors do not have"
             ) from None
         if func is aten.histc.default:
@@ -128,8 +128,10 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
                 if isinstance(one, torch.Tensor):
                     self._propagate_uniform(func, args[0], one)
         if self.on and not self._free(func):
-            module = self.modules.current(self.backward)
-            self.tape.compute(self._kind(), module, self._site(), self._cost(func, args, kwargs, out))
+            kind, module = "backward" if self.backward else self.doing, self.modules.current(self.backward)
+            # of a sequence of kernels only the first is located, because the lookup is slow
+            site = "" if self.tape.current.open is not None else here()
+            self.tape.compute(kind, module, site, self._cost(func, args, kwargs, out))
         return out
 
     def _assume_uniform(self, counts: Any, total: int) -> Any:
@@ -172,13 +174,6 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
 
     # ---- computing
 
-    def _kind(self) -> str:
-        return "backward" if self.backward else self.doing
-
-    def _site(self) -> str:
-        """Return the location of the first kernel of a sequence; others have none, because the lookup is slow."""
-        return "" if self.tape.current.open is not None else self.sites.here()
-
     def _free(self, func: Any) -> bool:
         if func not in self._views:
             name = func._schema.name.split("::")[-1]
@@ -210,7 +205,7 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
             pass
         if (each := self._uniform.get(args[0])) is not None:
             return round(each)
-        site = self.sites.here()
+        site = here()
         self.scalars[site] = self.scalars.get(site, 0) + 1
         dtype = args[0].dtype
         if dtype is torch.bool:
@@ -265,7 +260,7 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
         """
         if not self.on:
             return None
-        module, site = self.modules.current(self.backward), self.sites.here()
+        module, site = self.modules.current(self.backward), here()
         dtype = type_name(tensors[0].dtype) if tensors else "float32"
         numel = sum(tensor.numel() for tensor in tensors) * times
         node = {"module": module, "site": site, "numel": int(numel), "dtype": dtype}
@@ -292,14 +287,10 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
             return out
         collective = FUNCTIONAL.get(_FORMS.sub("", name))
         if collective is None:
-            raise UnknownCollective(
-                f"capture: {func._schema.name} at {self.sites.here()} is not a supported collective"
-            )
+            raise UnknownCollective(f"capture: {func._schema.name} at {here()} is not a supported collective")
         group = next((found for one in (*args, *kwargs.values()) if (found := _group(one)) is not None), None)
         if group is None:
-            raise UnknownCollective(
-                f"capture: {func._schema.name} at {self.sites.here()}: its group is unknown"
-            )
+            raise UnknownCollective(f"capture: {func._schema.name} at {here()}: its group is unknown")
         out = func(*args, **kwargs)
         larger = _tensors(out if collective == "all_gather" else args[0])
         splits = self._splits(args) if name == "all_to_all_single" else ()
