@@ -50,18 +50,12 @@ def estimate_computing(model: str, accelerator: Mapping[str, Any]) -> ComputeMod
     if model == UTILISATION:
         peaks, share = peaks_of(accelerator), accelerator["utilisation"]
 
-        def reached(rank: int, nodes: Nodes) -> list[float]:
-            return [
-                sum(
-                    count / (peaks.get(dtype, peaks["float32"]) * share)
-                    for dtype, count in node["flops"].items()
-                )
-                if "flops" in node
-                else 0.0
-                for node in nodes
-            ]
+        def seconds(flops: Mapping[str, float]) -> float:
+            rates = ((peaks.get(dtype, peaks["float32"]) * share, count) for dtype, count in flops.items())
+            total: float = sum(count / rate for rate, count in rates)
+            return total
 
-        return ComputeModel(reached)
+        return ComputeModel(lambda rank, nodes: [seconds(node.get("flops", {})) for node in nodes])
     path = Path(model)
     return read_computing_profile(path) if is_trace(path) else ComputeModel(read_computing_table(path))
 
