@@ -33,7 +33,7 @@ from testbed.comm.transport.base import (
 )
 from testbed.comm.transport.connector import Connector, StreamKey
 from testbed.comm.transport.event_loop import EventLoop, set_timer_slack
-from testbed.comm.transport.onesided import ExposedWindows, is_one_sided, is_put
+from testbed.comm.transport.onesided import ExposedWindows, PeerEnd, is_one_sided, is_put
 from testbed.comm.transport.socket_view import SocketView
 from testbed.comm.transport.sockets import MeshSettings
 from testbed.comm.transport.stream import Stream
@@ -132,6 +132,9 @@ class Mesh(SocketView, Generic[PairT]):
         ValueError if there should be no such connection.
         """
         raise NotImplementedError
+
+    def _end(self, peer: int) -> PeerEnd:
+        return PeerEnd(self.rank, peer, self._counters[peer], self.exposed, self.settings.max_staged_bytes)
 
     def _keys(self, peer: int, traffic: TrafficClass = BEST_EFFORT) -> list[ConnectionKey]:
         """Return the connections of a pair."""

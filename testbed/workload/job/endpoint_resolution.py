@@ -10,8 +10,7 @@ from typing import Any
 
 from testbed.clock import clock_here
 from testbed.comm.transport import PROTOCOLS, Registration, Slots, Software
-from testbed.comm.transport.kinds import TRANSPORTS, transport_kind
-from testbed.comm.transport.kinds.base import source_file
+from testbed.comm.transport.kinds import TRANSPORTS, source_file, transport_kind
 from testbed.comm.transport.kinds.striped import MIN_OUTSTANDING, PACKET_BYTES
 from testbed.net.fabric.plan import Multipath
 from testbed.net.paths.alpha_beta import empty_paths

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from testbed.comm.transport.base import TrafficClass
-from testbed.comm.transport.kinds.base import TRANSPORTS, LossRecovery, Packet
+from testbed.comm.transport.kinds import TRANSPORTS, LossRecovery, Packet
 from testbed.comm.transport.kinds.striped import StripingKind
 from testbed.comm.transport.rdma.card import CardSettings, VerbsCard, ack_timeout_s
 from testbed.comm.transport.rdma.devices import find_card, set_window

@@ -19,7 +19,7 @@ from testbed.comm.transport.base import (
 from testbed.comm.transport.host_costs import Slots
 from testbed.comm.transport.layers import MAX_PENDING_NOTES, Layer, PairKey
 from testbed.comm.transport.mailbox import WrongLength, wrong_length
-from testbed.comm.transport.protocols.base import PROTOCOLS, MessageProtocol
+from testbed.comm.transport.protocols import PROTOCOLS, MessageProtocol
 
 _PREFIX = struct.Struct("<Q")
 

@@ -84,8 +84,7 @@ class RdmaTransport(ControlledMesh[RdmaPair]):
     # ---- see Mesh
 
     def _make_pair(self, peer: int, key: ConnectionKey) -> RdmaPair:
-        staged = self.settings.max_staged_bytes
-        return RdmaPair(self.rank, peer, self._stripes(peer), staged, self._counters[peer], self.exposed)
+        return RdmaPair(self._end(peer), self._stripes(peer))
 
     def _release_sockets(self) -> None:
         super()._release_sockets()
