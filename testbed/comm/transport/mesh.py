@@ -74,8 +74,8 @@ class Mesh(SocketView, Generic[PairT]):
         rank: This rank.
         addresses: (IPv4 address, port) of every rank, in rank order.
         settings: Sockets and timeouts.
-        listener: A bound socket to listen on instead of this rank's address.
         eager: Connect to all peers at once.
+        listener: A bound socket to listen on instead of this rank's address.
 
     Raises:
         TransportError: If a setting does not take effect.
@@ -87,8 +87,9 @@ class Mesh(SocketView, Generic[PairT]):
         rank: int,
         addresses: Sequence[tuple[str, int]],
         settings: MeshSettings,
-        listener: socket.socket | None,
-        eager: bool,
+        *,
+        eager: bool = False,
+        listener: socket.socket | None = None,
     ) -> None:
         if not 0 <= rank < len(addresses):
             raise ValueError(

@@ -33,19 +33,10 @@ from testbed.comm.transport.wire import ConnectionKey
 
 
 class StripedTransport(Mesh["StripedPair"]):
-    """One rank's striped pairs; see Transport for the messages.
+    """One rank's striped pairs; see Transport for the messages, Mesh for the other arguments and the errors.
 
     Args:
-        rank: This rank.
-        addresses: (IPv4 address, port) of every rank, in rank order.
-        settings: Sockets and timeouts.
         stripes: Returns the striping of messages to a peer, by distance for example. Both sides of a pair must agree.
-        eager: Connect to all peers at once.
-        listener: A bound socket to listen on instead of this rank's address.
-
-    Raises:
-        TransportError: If a setting does not take effect.
-        TransportTimeout: If `eager` is set and a peer does not appear.
     """
 
     def __init__(
@@ -60,7 +51,7 @@ class StripedTransport(Mesh["StripedPair"]):
     ) -> None:
         self._windows: dict[int, SharedWindow] = {}
         self._stripes = stripes or (lambda peer: StripeSettings())
-        super().__init__(rank, addresses, settings, listener, eager)
+        super().__init__(rank, addresses, settings, eager=eager, listener=listener)
 
     def _make_stream(self, peer: int, key: ConnectionKey) -> Channel:
         settings = self._stripes(peer)

@@ -6,9 +6,6 @@ messages, one after the other, straight into the buffers of their receives.
 
 from __future__ import annotations
 
-import socket
-from collections.abc import Sequence
-
 from testbed.comm.transport.base import (
     Request,
     TransportError,
@@ -16,36 +13,12 @@ from testbed.comm.transport.base import (
 from testbed.comm.transport.mailbox import Mailbox, Staged, wrong_length
 from testbed.comm.transport.mesh import Mesh
 from testbed.comm.transport.onesided import PeerEnd, is_put
-from testbed.comm.transport.sockets import MeshSettings
 from testbed.comm.transport.stream import Stream
 from testbed.comm.transport.wire import GOODBYE_TAG, HEADER, HEADER_BYTES, NOTE_TAG, ConnectionKey
 
 
 class TcpTransport(Mesh["Connection"]):
-    """One rank's TCP or MPTCP connections; see Transport for the messages.
-
-    Args:
-        rank: This rank.
-        addresses: (IPv4 address, port) of every rank, in rank order.
-        settings: Sockets and timeouts.
-        eager: Connect to all peers at once.
-        listener: A bound socket to listen on instead of this rank's address.
-
-    Raises:
-        TransportError: If a setting does not take effect.
-        TransportTimeout: If `eager` is set and a peer does not appear.
-    """
-
-    def __init__(
-        self,
-        rank: int,
-        addresses: Sequence[tuple[str, int]],
-        settings: MeshSettings,
-        *,
-        eager: bool = False,
-        listener: socket.socket | None = None,
-    ) -> None:
-        super().__init__(rank, addresses, settings, listener, eager)
+    """One rank's TCP or MPTCP connections; see Transport for the messages, Mesh for the arguments and errors."""
 
     def _make_stream(self, peer: int, key: ConnectionKey) -> Connection:
         if key.channel or key.channels:

@@ -42,19 +42,12 @@ Control = ControlConnection[DatagramPair]
 
 
 class DatagramTransport(ControlledMesh[DatagramPair]):
-    """One rank's datagram pairs; see Transport for the messages.
+    """One rank's datagram pairs; see Transport for the messages, Mesh for the other arguments and the errors.
+
+    Datagrams go to the ports of `addresses`, too.
 
     Args:
-        rank: This rank.
-        addresses: (IPv4 address, port) of every rank, in rank order. Datagrams go to the same ports.
-        settings: Sockets and timeouts.
         datagrams: Recovery, control and paths; the same on all ranks.
-        eager: Connect to all peers at once.
-        listener: A bound socket to listen on instead of this rank's address.
-
-    Raises:
-        TransportError: If a setting does not take effect.
-        TransportTimeout: If `eager` is set and a peer does not appear.
     """
 
     setup_limits: ClassVar[Mapping[int, int]] = {SETUP_TAG: _MAX_SETUP_BYTES}
@@ -85,7 +78,7 @@ class DatagramTransport(ControlledMesh[DatagramPair]):
         )
         self._due_s = math.inf  # the next timer of any pair
         self._due: dict[DatagramPair, float] = {}
-        super().__init__(rank, addresses, settings, listener, eager)
+        super().__init__(rank, addresses, settings, eager=eager, listener=listener)
 
     # ---- see Mesh
 

@@ -41,18 +41,11 @@ Control = ControlConnection[RdmaPair]
 
 
 class RdmaTransport(ControlledMesh[RdmaPair]):
-    """One rank's RDMA connections.
+    """One rank's RDMA connections; see Mesh for the other arguments and the errors.
 
     Args:
-        rank: This rank.
-        addresses: (IPv4 address, port) of every rank, in rank order.
-        settings: Sockets and timeouts.
         card: This rank's own card.
         stripes: Returns the striping of messages to a peer. Both sides of a pair must agree.
-        listener: A bound socket to listen on instead of this rank's address.
-
-    Raises:
-        TransportError: If a setting does not take effect.
     """
 
     counts_payload = False  # the card bypasses the kernel
@@ -75,7 +68,7 @@ class RdmaTransport(ControlledMesh[RdmaPair]):
         self._regions = RegionCache(card)
         self._owners: dict[int, Control] = {}  # by queue pair number
         try:
-            super().__init__(rank, addresses, settings, listener, eager=False)
+            super().__init__(rank, addresses, settings, listener=listener)
             self._loop.watch(card, select.EPOLLIN, self._on_completions)
         except BaseException:
             card.close()
