@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from testbed.comm.collectives import Array
 from testbed.comm.collectives.arrays import check_array, finish, operation_named
@@ -18,12 +19,13 @@ from testbed.comm.flight_recorder import Record
 from testbed.comm.replicas.member import Client, Member, RankDismissed, Summed
 from testbed.comm.replicas.messages import CatchUp, CaughtUp, Operation, RanksLost, Stop, ToRank, View
 from testbed.comm.replicas.ring import AnyOf, RingPosition, RingSettings, Signal, ring_all_reduce
-from testbed.comm.replicas.state_transfer import Checkpoints, TransferSettings, transfer_state
+from testbed.comm.replicas.state_transfer import transfer_state
 from testbed.comm.transport import BEST_EFFORT, TrafficClass
 
 Waits = Generator[tuple[AnyOf | Event, ...], None, None]
 _POLL_S = 0.01
 _CATCH_UP_TAG = 1 << 61  # and the attempt's number
+_CHECKPOINT_TAG = 1 << 60  # and the numbers of epoch and step
 _EPOCH_BIT, _STEP_BIT, _SEQUENCE_BIT = 32, 20, 1
 
 
@@ -64,6 +66,8 @@ class Session:
 
     replicas: the ranks of each, in the order of their inner coordinates.
     connection: this rank's connection to the coordinator.
+    checkpoint_bytes: bytes of checkpoints sent so far.
+    checkpoints: steps whose checkpoints this rank has received completely.
     stops: for each loss, when it was announced and when work resumed (CLOCK_MONOTONIC).
     """
 
@@ -92,10 +96,11 @@ class Session:
         self._pending: dict[Operation, PendingReduction] = {}
         self._stopped_s: float | None = None
         self._event = Event()
-        self._transfer = TransferSettings(
-            engine.transport, self.settings.ring, self.settings.traffic, self.signal
+        self._transfer = partial(
+            transfer_state, engine.transport, self.settings.ring, self.settings.traffic, self.signal
         )
-        self.checkpoints = Checkpoints(engine, self._transfer)
+        self.checkpoint_bytes = 0
+        self.checkpoints: list[int] = []
         self.client = Client(connection, self.settings.heartbeat_s, lambda: engine.post(self._event))
         self._send_outbox()
         engine.start("", self._listen())
@@ -244,16 +249,35 @@ class Session:
             self._sent += 1
 
     def _checkpoint(self, view: View) -> None:
-        """If the committed step is due for a checkpoint, send this rank's state to its peer in the next replica."""
+        """If the committed step is due for a checkpoint, send this rank's state to its peer in the next replica.
+
+        Nothing waits for it: it goes on in the background of steps, and is abandoned when a member is lost. The same
+        step may be checkpointed again in another epoch.
+        """
         own, members = self.settings, view.members
-        if own.checkpoint_bytes and view.step and not view.step % own.checkpoint_every and len(members) > 1:
-            place = members.index(self.replica)
-            to, source = (self.replicas[members[(place + by) % len(members)]][self.place] for by in (1, -1))
+        if not own.checkpoint_bytes or not view.step or view.step % own.checkpoint_every or len(members) < 2:
+            return
+        place = members.index(self.replica)
+        to, source = (self.replicas[members[(place + by) % len(members)]][self.place] for by in (1, -1))
+        tag = _CHECKPOINT_TAG | (view.epoch & 0xFFFF) << 32 | view.step
 
-            def wanted() -> bool:
-                return self.member.dismissed is None and self.member.epoch == view.epoch
+        def wanted() -> bool:
+            return self.member.dismissed is None and self.member.epoch == view.epoch
 
-            self.checkpoints.begin(view.epoch, view.step, own.checkpoint_bytes, to, source, wanted)
+        def sent(array: Array) -> None:
+            self.checkpoint_bytes += array.nbytes
+
+        def send() -> Waits:
+            yield from self._transfer(
+                to, tag, own.checkpoint_bytes, wanted, sent, lambda array: array.fill(0)
+            )
+
+        def receive() -> Waits:
+            if (yield from self._transfer(source, tag, own.checkpoint_bytes, wanted)):
+                self.checkpoints.append(view.step)
+
+        self.engine.start("", send())
+        self.engine.start("", receive())
 
     # ---- state for returning replicas
 
@@ -272,8 +296,7 @@ class Session:
                 self.caught_up_bytes += array.nbytes
                 self.caught_up_wrong += count_wrong(array, 1, message.attempt)
 
-        whole = yield from transfer_state(
-            self._transfer,
+        whole = yield from self._transfer(
             peer,
             _CATCH_UP_TAG | message.attempt,
             self.settings.state_bytes,

@@ -166,11 +166,11 @@ class ReplicaRank(Rank):
                 "replicas": sorted({member for one in summed.values() for member in one.members}),
                 "stopped_s": [end_s - begin_s for begin_s, end_s in session.stops[stops_before:]],
                 "given_bytes": session.sent_bytes - self._given_bytes,
-                "checkpoint_bytes": session.checkpoints.sent_bytes - self._checkpoint_bytes,
+                "checkpoint_bytes": session.checkpoint_bytes - self._checkpoint_bytes,
                 **seen,
             },
         )
         self._given_bytes = session.sent_bytes
-        self._checkpoint_bytes = session.checkpoints.sent_bytes
+        self._checkpoint_bytes = session.checkpoint_bytes
         self._write(self.samples)
         self.samples = []
