@@ -18,10 +18,9 @@ from testbed.comm.collectives.arrays import (
     operation_named,
     reduction_name,
 )
-from testbed.comm.collectives.async_work import Work
 from testbed.comm.collectives.plan import Plan
 from testbed.comm.collectives.plan_executor import Group, execute_plan
-from testbed.comm.collectives.progress_engine import Engine, Position, Steps
+from testbed.comm.collectives.progress_engine import Engine, Position, Steps, Work
 from testbed.comm.collectives.registry import (
     AUTO,
     Algorithm,
@@ -270,14 +269,10 @@ class RankGroup:
     ) -> Work:
         self._sequence += 1
         tag = self._number << COMMUNICATOR_BIT | (self._sequence & _SEQUENCE_MASK) << _STRAND_BITS
-        position = Position()
         title = f"{name} #{self._sequence}"
-        record = self._begin_record(name, self._sequence, about)
-        position.record = record
-        work = self._work(title, steps(tag, position), timeout_s, about.array, position, result, record)
-        if not async_op:
-            work.wait()
-        return work
+        position = Position(self._begin_record(name, self._sequence, about))
+        work = self._work(title, steps(tag, position), timeout_s, about.array, position, result)
+        return work.begin(async_op)
 
     def _message(
         self,
@@ -297,7 +292,7 @@ class RankGroup:
             request = begin(peer, wire_tag, as_bytes(array), record)
             yield (request,)
 
-        return self._work(title, steps(), timeout_s, array, record=record)
+        return self._work(title, steps(), timeout_s, array, Position(record)).begin()
 
     def _begin_record(
         self, name: str, sequence: int, about: OperationInfo, peer: int = -1, tag: int = 0
@@ -310,15 +305,14 @@ class RankGroup:
         steps: Steps,
         timeout_s: float | None,
         array: Array | None,
-        position: Position | None = None,
+        position: Position,
         result: object = None,
-        record: Record | None = None,
     ) -> Work:
-        name = f"{name} of {self.name}" if self.name else name
+        record = position.record
         if self.control_delay is not None or self._engine.costs is not None or record is not None:
             steps = self._controlled(steps, array, record)
-        task = self._engine.start(name, steps, position, self._scope, record)
-        return Work(self._engine, task, self.timeout_s if timeout_s is None else timeout_s, result)
+        timeout_s = self.timeout_s if timeout_s is None else timeout_s
+        return Work(self._engine, name, self.name, steps, position, timeout_s, self._scope, result)
 
     def _controlled(self, steps: Steps, array: Array | None, record: Record | None) -> Steps:
         """Run an operation after its control part: kernel launch, buffer registration, handshake with peers."""

@@ -11,9 +11,8 @@ from functools import partial
 
 from testbed.comm.collectives import Array
 from testbed.comm.collectives.arrays import check_array, finish, operation_named
-from testbed.comm.collectives.async_work import Work
 from testbed.comm.collectives.group import COMMUNICATOR_BIT, OperationInfo, begin_record
-from testbed.comm.collectives.progress_engine import Engine, Event
+from testbed.comm.collectives.progress_engine import Engine, Event, Position, Work
 from testbed.comm.collectives.test_patterns import count_wrong, fill
 from testbed.comm.flight_recorder import Record
 from testbed.comm.replicas.member import Client, Member, RankDismissed, Summed
@@ -103,7 +102,7 @@ class Session:
         self.checkpoints: list[int] = []
         self.client = Client(connection, self.settings.heartbeat_s, lambda: engine.post(self._event))
         self._send_outbox()
-        engine.start("", self._listen())
+        engine.start(self._listen())
 
     @property
     def members(self) -> tuple[int, ...]:
@@ -235,13 +234,13 @@ class Session:
             for rank, incarnation in message.lost:
                 self.engine.scopes.peer_returned(rank, incarnation)
         elif isinstance(message, CatchUp):
-            self.engine.start("", self._move_state(message))
+            self.engine.start(self._move_state(message))
         if self.member.dismissed is not None:
             self.engine.abort(self.member.dismissed.reason)
         self._send_outbox()
         self.signal.notify_all()
         for operation in sorted(repeated):
-            self.engine.start("", self._until_summed(operation, self._pending[operation]))
+            self.engine.start(self._until_summed(operation, self._pending[operation]))
 
     def _send_outbox(self) -> None:
         while self._sent < len(self.member.outbox):
@@ -276,8 +275,8 @@ class Session:
             if (yield from self._transfer(source, tag, own.checkpoint_bytes, wanted)):
                 self.checkpoints.append(view.step)
 
-        self.engine.start("", send())
-        self.engine.start("", receive())
+        self.engine.start(send())
+        self.engine.start(receive())
 
     # ---- state for returning replicas
 
@@ -364,13 +363,15 @@ class ReplicaGroup:
         flat = array.reshape(-1)
         operation = self.session.next_operation(self.index)
         pending = PendingReduction(self.ranks, self.number, self.traffic, op, flat.copy(), flat)
-        name = f"all_reduce #{operation[1]} of {self.name}" if self.name else f"all_reduce #{operation[1]}"
-        engine = self.session.engine
-        task = engine.start(name, self.session.begin(operation, pending), record=self._record(flat, op))
-        work = Work(engine, task, self.timeout_s if timeout_s is None else timeout_s, operation)
-        if not async_op:
-            work.wait()
-        return work
+        return Work(
+            self.session.engine,
+            f"all_reduce #{operation[1]}",
+            self.name,
+            self.session.begin(operation, pending),
+            Position(self._record(flat, op)),
+            self.timeout_s if timeout_s is None else timeout_s,
+            result=operation,
+        ).begin(async_op)
 
     def _record(self, array: Array, op: str) -> Record | None:
         """Start a flight-recorder record, numbered through all steps; messages of attempts are not recorded."""
