@@ -29,7 +29,7 @@ from testbed.comm.collectives.registry import (
     algorithm_of,
     collective_of,
 )
-from testbed.comm.flight_recorder import Record, Recorder
+from testbed.comm.flight_recorder import Record
 from testbed.comm.transport import TrafficClass, TransportError
 
 LARGEST_TAG = 2**32 - 1
@@ -270,7 +270,7 @@ class RankGroup:
         self._sequence += 1
         tag = self._number << COMMUNICATOR_BIT | (self._sequence & _SEQUENCE_MASK) << _STRAND_BITS
         title = f"{name} #{self._sequence}"
-        position = Position(self._begin_record(name, self._sequence, about))
+        position = Position(self._engine.record(self._number, self._sequence, name, *about))
         work = self._work(title, steps(tag, position), timeout_s, about.array, position, result)
         return work.begin(async_op)
 
@@ -285,7 +285,7 @@ class RankGroup:
     ) -> Work:
         self._check_rank("peer", peer)
         wire_tag = self._message_tag(tag)
-        record = self._begin_record(kind, 0, OperationInfo(array), self.ranks[peer], tag)
+        record = self._engine.record(self._number, 0, kind, array, peer=self.ranks[peer], tag=tag)
 
         def steps() -> Steps:
             begin = self._group.send if kind == "isend" else self._group.receive
@@ -293,11 +293,6 @@ class RankGroup:
             yield (request,)
 
         return self._work(title, steps(), timeout_s, array, Position(record)).begin()
-
-    def _begin_record(
-        self, name: str, sequence: int, about: OperationInfo, peer: int = -1, tag: int = 0
-    ) -> Record | None:
-        return begin_record(self._engine.recorder, self._number, sequence, name, about, peer, tag)
 
     def _work(
         self,
@@ -336,31 +331,3 @@ class OperationInfo(NamedTuple):
     array: Array | None = None
     algorithm: str = ""
     op: str = ""
-
-
-def begin_record(
-    recorder: Recorder | None,
-    group: int,
-    sequence: int,
-    name: str,
-    about: OperationInfo,
-    peer: int = -1,
-    tag: int = 0,
-) -> Record | None:
-    """Record the start of an operation, see `Recorder.begin`; None without a recorder or without room."""
-    if recorder is None:
-        return None
-    array, algorithm, op = about
-    dtype, size_bytes = (array.dtype.name, array.nbytes) if array is not None else ("", 0)
-    return recorder.begin(
-        group,
-        sequence,
-        name,
-        time.monotonic(),
-        size_bytes=size_bytes,
-        algorithm=algorithm,
-        dtype=dtype,
-        op=op,
-        peer=peer,
-        tag=tag,
-    )

@@ -14,6 +14,7 @@ from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from typing import Any, Protocol
 
+from testbed.comm.collectives.arrays import Array
 from testbed.comm.collectives.failure_scopes import Scope, Scopes
 from testbed.comm.flight_recorder import COMPLETED, FAILED, Record, Recorder
 from testbed.comm.transport import Aborted, OperationCosts, PeerLost, Request, Transport, TransportError
@@ -318,6 +319,25 @@ class Engine:
         task = Task(self, steps)
         task.resume()
         return task
+
+    def record(
+        self,
+        group: int,
+        sequence: int,
+        name: str,
+        array: Array | None = None,
+        algorithm: str = "",
+        op: str = "",
+        *,
+        peer: int = -1,
+        tag: int = 0,
+    ) -> Record | None:
+        """Record the start of an operation, see `Recorder.begin`; None without a recorder or without room."""
+        if self.recorder is None:
+            return None
+        dtype, size_bytes = ("", 0) if array is None else (array.dtype.name, array.nbytes)
+        now_s = time.monotonic()
+        return self.recorder.begin(group, sequence, name, now_s, size_bytes, algorithm, dtype, op, peer, tag)
 
     def timer(self, time_s: float) -> Event:
         """Return an event that is set at this time of CLOCK_MONOTONIC."""

@@ -161,7 +161,8 @@ class Window:
     ) -> Work:
         """Start an operation without a control part, because registration and exchange happened with the window."""
         members, group, engine = self._members, self._group, self._members.engine
-        record = members._begin_record(kind, 0, OperationInfo(array), members.ranks[peer], number)
+        target = members.ranks[peer]
+        record = engine.record(members._number, 0, kind, array, peer=target, tag=number)
         timeout_s = members.timeout_s if timeout_s is None else timeout_s
 
         def steps() -> Steps:

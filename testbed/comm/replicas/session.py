@@ -11,7 +11,7 @@ from functools import partial
 
 from testbed.comm.collectives import Array
 from testbed.comm.collectives.arrays import check_array, finish, operation_named
-from testbed.comm.collectives.group import COMMUNICATOR_BIT, OperationInfo, begin_record
+from testbed.comm.collectives.group import COMMUNICATOR_BIT
 from testbed.comm.collectives.progress_engine import Engine, Event, Position, Work
 from testbed.comm.collectives.test_patterns import count_wrong, fill
 from testbed.comm.flight_recorder import Record
@@ -339,10 +339,9 @@ class ReplicaGroup:
         self.rank, self.size = ranks.index(session.engine.transport.rank), len(ranks)
         self.index = session.groups
         session.groups += 1
-        self._recorder = session.engine.recorder
         self._recorded = 0
-        if self._recorder is not None:
-            self._recorder.group(number, name, ranks)
+        if session.engine.recorder is not None:
+            session.engine.recorder.group(number, name, ranks)
 
     def all_reduce(
         self,
@@ -376,8 +375,7 @@ class ReplicaGroup:
     def _record(self, array: Array, op: str) -> Record | None:
         """Start a flight-recorder record, numbered through all steps; messages of attempts are not recorded."""
         self._recorded += 1
-        about = OperationInfo(array, FTAR, op)
-        record = begin_record(self._recorder, self.number, self._recorded, "all_reduce", about)
+        record = self.session.engine.record(self.number, self._recorded, "all_reduce", array, FTAR, op)
         if record is not None:
             record.started(record.scheduled_s)
         return record
