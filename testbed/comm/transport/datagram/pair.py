@@ -13,7 +13,7 @@ import numpy as np
 
 from testbed.clock import clock_here
 from testbed.comm.transport.base import PeerLost, Request, TransportError
-from testbed.comm.transport.datagram import stats, udp
+from testbed.comm.transport.datagram import udp
 from testbed.comm.transport.datagram.buffers import ReceiveBuffer, SendBuffer
 from testbed.comm.transport.datagram.controls import Credits, Granter
 from testbed.comm.transport.datagram.packets import (
@@ -384,16 +384,16 @@ class DatagramPair(ReceiveBuffer):
     def snapshot(self) -> dict[str, float]:
         """Return the fields of `sockets.snapshot_connection`."""
         assert self._sender is not None
-        return stats.snapshot_pair(self._sender, self.acknowledged * self._payload_bytes)
+        return self._sender.snapshot(self.acknowledged * self._payload_bytes)
 
     @property
     def description(self) -> str:
         """The state of the pair, as text."""
-        return "none yet" if self._sender is None else stats.describe_pair(self._sender, self.receiver)
+        return "none yet" if self._sender is None else self._sender.describe(self.receiver)
 
     def totals(self) -> dict[str, Any]:
         """Return statistics, ready for JSON."""
         if self._sender is None:
             return {}
-        totals = stats.pair_totals(self.settings, self._sender, self.receiver, self._spray)
+        totals = self._sender.totals(self.settings, self.receiver, self._spray)
         return {**totals, "packets_cut": self.datagrams_segmented}
