@@ -12,8 +12,9 @@ from testbed.comm.transport.base import PeerCounters
 from testbed.comm.transport.onesided import ExposedWindows, PeerEnd
 from testbed.comm.transport.rdma import wire
 from testbed.comm.transport.rdma.pair import RdmaPair
+from testbed.comm.transport.rdma.regions import RegionCache
 from testbed.comm.transport.rdma.transport import RdmaTransport
-from testbed.comm.transport.rdma.verbs import CardCounts, RegionCache
+from testbed.comm.transport.rdma.verbs import CardCounts
 from testbed.comm.transport.rdma.wire import (
     ASK,
     MESSAGE,

@@ -19,8 +19,9 @@ from testbed.comm.transport.channels import StripeSettings
 from testbed.comm.transport.mailbox import Mailbox, wrong_length
 from testbed.comm.transport.onesided import PeerEnd, is_one_sided, is_put
 from testbed.comm.transport.rdma import wire
+from testbed.comm.transport.rdma.card import Card, QueuePair
 from testbed.comm.transport.rdma.queues import FastPath, Inbound, Outbound, Segments, WriteQueue
-from testbed.comm.transport.rdma.verbs import Card, QueuePair, RegionCache
+from testbed.comm.transport.rdma.regions import RegionCache
 from testbed.comm.transport.rdma.wire import ANNOUNCE, ASK, DISCARD, MESSAGE, REFUSE, SLOTS, Frame, Immediate
 
 

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 
 from testbed.comm.transport.base import Request
 from testbed.comm.transport.channels import StripeSettings
-from testbed.comm.transport.rdma.verbs import Card, QueuePair, RegisteredPiece
+from testbed.comm.transport.rdma.card import Card, QueuePair
+from testbed.comm.transport.rdma.regions import RegisteredPiece
 from testbed.comm.transport.rdma.wire import Frame, Immediate, pack_frame, pack_immediate
 from testbed.comm.transport.reassembly import SEQUENCES, SegmentOrder
 

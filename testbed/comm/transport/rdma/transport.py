@@ -20,15 +20,14 @@ from testbed.comm.transport.control_connection import (
     ControlledMesh,
 )
 from testbed.comm.transport.rdma import wire
+from testbed.comm.transport.rdma.card import Card, QueuePair
 from testbed.comm.transport.rdma.pair import RdmaPair
+from testbed.comm.transport.rdma.regions import RegionCache
 from testbed.comm.transport.rdma.verbs import (
     RECEIVED,
     SENT,
     Address,
-    Card,
     Completion,
-    QueuePair,
-    RegionCache,
 )
 from testbed.comm.transport.rdma.wire import udp_port
 from testbed.comm.transport.sockets import MeshSettings, WireCounts
