@@ -17,7 +17,7 @@ from testbed.net.links.ingress import CUT_THROUGH_DEVICE, IngressDelay, add_ingr
 from testbed.net.links.setup import Setup
 from testbed.net.links.shaping import Shape, qdisc_kinds, shape_commands
 from testbed.spec.buildings import Building, Host
-from testbed.spec.links import ETHERNET_HEADER_BYTES
+from testbed.spec.link_direction import ETHERNET_HEADER_BYTES
 from testbed.spec.topology import Topology, probe_address
 from testbed.spec.transport import MAX_SUBFLOWS
 
