@@ -59,7 +59,7 @@ def fitting_scale(spec: TopologySpec, most_bps: float) -> float:
     """Return the divisor that brings all rates to at most `most_bps`; 1 if none is above."""
     topology = spec.resolve()
     rates = [host.nic.rate_bps for host in topology.hosts]
-    rates += [way.rate_bps for link in topology.wan for _, _, way in link.directions]
+    rates += [way.rate_bps for way in topology.wan_directions]
     return max(1.0, max(rates) / most_bps)
 
 
@@ -131,7 +131,7 @@ def list_losses(spec: TopologySpec) -> Iterator[str]:
         yield "hosts' accelerators"
     if any(building.switching == "cut_through" for building in spec.buildings.values()):
         yield "cut-through switching: routers store and forward"
-    directions = [way for link in topology.wan for _, _, way in link.directions]
+    directions = topology.wan_directions
     if any(way.faults for way in directions):
         *others, last = (fault.noun for fault in PACKET_FAULTS.values())
         yield f"{', '.join(others)} and {last} of packets"
