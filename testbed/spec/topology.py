@@ -15,6 +15,7 @@ from testbed.spec.buildings import Building, BuildingSpec, Host
 from testbed.spec.catalogue import locate_file
 from testbed.spec.errors import ConfigError
 from testbed.spec.hardware import count_hosts
+from testbed.spec.link_direction import Direction
 from testbed.spec.links import WanLink, WanSpec, first_given
 from testbed.spec.scale import UNSCALED, Scale
 from testbed.spec.units import format_size
@@ -50,19 +51,28 @@ class Topology:
         return tuple(name for building in self.buildings for name in building.switches)
 
     @property
+    def wan_directions(self) -> list[Direction]:
+        """Both directions of every WAN link."""
+        return [direction for link in self.wan for direction in (link.a_to_b, link.b_to_a)]
+
+    @property
+    def directions(self) -> list[Direction]:
+        """All directions that frames pass: WAN links, NICs, links between switches."""
+        found = [*self.wan_directions, *(host.nic for host in self.hosts)]
+        for building in self.buildings:
+            if building.clos is not None:
+                found += [building.clos.leaf_uplink, building.clos.spine_uplink]
+        return found
+
+    @property
     def lossy(self) -> bool:
         """Whether any WAN link loses packets."""
-        return any(direction.mean_loss for link in self.wan for direction in (link.a_to_b, link.b_to_a))
+        return any(direction.mean_loss for direction in self.wan_directions)
 
     @property
     def pauses(self) -> bool:
         """Whether any link has Ethernet pause."""
-        directions = [direction for link in self.wan for direction in (link.a_to_b, link.b_to_a)]
-        for building in self.buildings:
-            directions += [host.nic for host in building.hosts]
-            if (clos := building.clos) is not None:
-                directions += [clos.leaf_uplink, clos.spine_uplink]
-        return any(direction.pause for direction in directions)
+        return any(direction.pause for direction in self.directions)
 
     def host(self, name: str) -> Host:
         """Return the host of this name. Raises KeyError if there is none."""

@@ -97,7 +97,7 @@ class HostEvidence(RankEvidence):
         left_out = sorted(
             building.name for building in self.topology.buildings if down & set(building.switches)
         )
-        settings = [*_all_directions(self.topology), *(event.settings for event in self.events)]
+        settings = [*self.topology.directions, *(event.settings for event in self.events)]
         misdirecting = [name for name, fault in PACKET_FAULTS.items() if fault.misdirects]
         corrupting = any(getattr(one, name, None) for one in settings for name in misdirecting)
         cards = affected_cards(self.events)
@@ -125,7 +125,7 @@ class HostEvidence(RankEvidence):
         found = foreign_in_steps(self.hosts, own, self.topology.mtu)
         found += foreign_outside_steps(self.counted, self.hosts, self.background, names)
         known = all(sample["traffic"] is not None for sample in own)
-        slowest_bps = min(direction.rate_bps for direction in _all_directions(self.topology))
+        slowest_bps = min(direction.rate_bps for direction in self.topology.directions)
         return no_foreign_traffic(found, slowest_bps, steps_s, known)
 
     def _awake(self, own: Sequence[Record], variant: str) -> Invariant:
@@ -195,16 +195,6 @@ def scenario_pauses(log: Sequence[Record]) -> dict[str, list[tuple[float, float]
             spans.append((entry["time_s"], math.inf))
         elif spans:
             spans[-1] = (spans[-1][0], entry["time_s"])
-    return found
-
-
-def _all_directions(topology: Topology) -> list[Direction]:
-    """Return all directions that frames pass: NICs, links between switches, WAN links."""
-    found = [getattr(link, direction) for link in topology.wan for direction in DIRECTIONS]
-    found += [host.nic for host in topology.hosts]
-    for building in topology.buildings:
-        if building.clos is not None:
-            found += [building.clos.leaf_uplink, building.clos.spine_uplink]
     return found
 
 

@@ -124,8 +124,7 @@ class RankEvidence:
     @property
     def _is_random(self) -> bool:
         """Whether links treat packets randomly, other than by losing them."""
-        links = [getattr(link, direction) for link in self.job.topology.wan for direction in DIRECTIONS]
-        return any(link.is_random for link in links)
+        return any(direction.is_random for direction in self.job.topology.wan_directions)
 
     def _cards(self) -> Iterator[Claim]:
         """Compare only totals, as NICs are read before the first step and after the last one."""

@@ -104,7 +104,7 @@ def _guest_load(workload: Workload, own: Scenario, scale: Scale, together: int |
     topology, algorithm = own.topology.resolve(scale), own.algorithms[0]
     load = plan_load(workload.plan.with_algorithm(algorithm), workload.itemsize, scale.size_scale)
     ranks = len(workload.plan.ranks)
-    directions = [direction for link in topology.wan for direction in (link.a_to_b, link.b_to_a)]
+    directions = topology.wan_directions
     slowest_bps = min(one.rate_bps for one in (*directions, *(host.nic for host in topology.hosts)))
     most_bytes = TRANSFER_S * slowest_bps / 8 / max(1, baseline_rounds(ranks))
     per_process = ranks_per_process(

@@ -60,13 +60,10 @@ def shift_monotonic_clock(offset_s: float) -> None:
 def _restored_network_namespace() -> Iterator[None]:
     """Run the block, then return this thread to its network namespace."""
     home = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        try:
-            yield
-        finally:
-            set_network_namespace(home)
-    finally:
-        os.close(home)
+    with contextlib.ExitStack() as stack:
+        stack.callback(os.close, home)
+        stack.callback(set_network_namespace, home)
+        yield
 
 
 @contextlib.contextmanager

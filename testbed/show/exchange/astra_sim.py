@@ -129,7 +129,7 @@ def _wan_dimension(
     found = [rates[pair] for pair in linked] or list(rates.values())
     if len(set(found)) > 1 or len(set(delays)) > 1:
         notes.append("links between buildings differ: the slowest rate and the longest delay apply to all")
-    if any(way.mean_loss or way.jitter_s for link in topology.wan for _, _, way in link.directions):
+    if any(way.mean_loss or way.jitter_s for way in topology.wan_directions):
         notes.append("loss and jitter of links")
     notes.append("links shared by a building's ranks: each rank has a fixed part, even if others are idle")
     nics = [host.nic for building in buildings for host in building.hosts]

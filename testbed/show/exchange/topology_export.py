@@ -59,7 +59,7 @@ def fitting_scale(spec: TopologySpec, most_bps: float) -> float:
     """Return the divisor that brings all rates to at most `most_bps`; 1 if none is above."""
     topology = spec.resolve()
     rates = [host.nic.rate_bps for host in topology.hosts]
-    rates += [way.rate_bps for link in topology.wan for _, _, way in link.directions]
+    rates += [way.rate_bps for way in topology.wan_directions]
     return max(1.0, max(rates) / most_bps)
 
 
@@ -121,7 +121,7 @@ def shape_settings(way: Direction) -> dict[str, Any]:
 def list_losses(spec: TopologySpec) -> list[str]:
     """Return what of a topology plain routers lack, in words."""
     topology, buildings = spec.resolve(), spec.buildings.values()
-    directions = [way for link in topology.wan for _, _, way in link.directions]
+    directions = topology.wan_directions
     *others, last = (fault.noun for fault in PACKET_FAULTS.values())
     cut_through = any(building.switching == "cut_through" for building in buildings)
     lacking = {
