@@ -247,15 +247,11 @@ def _doubts(ends: Sequence[StepEnd], exact: bool) -> Iterator[_Doubt]:
             (entry.last_byte_s, TICKS_S, "before its kernel received the last of its data"),
         ):
             if time_s is not None:
-                allowed_s = exact_s if exact else _late_s(entry.step_s)
+                allowed_s = exact_s if exact else max(LATE_S, LATE_SHARE * entry.step_s)
                 doubt = _Doubt(time_s - entry.end_s, allowed_s, entry, contradiction, exact)
                 late[entry.trial, contradiction].append(doubt)
     for doubts in late.values():
         yield from doubts if exact else [min(doubts, key=lambda doubt: doubt.off_s)]
-
-
-def _late_s(step_s: float) -> float:
-    return max(LATE_S, LATE_SHARE * step_s)
 
 
 @dataclass(frozen=True)

@@ -71,6 +71,10 @@ def gather_steps(samples: Sequence[Record], ranks: int) -> list[StepResult]:
     results = []
     for step, parts in sorted(whole.items()):
         is_elastic = "replicas" in parts[0]
+        # a rank stopped, sent its state to a returning rank, or wrote a checkpoint
+        is_interrupted = is_elastic and any(
+            part["stopped_s"] or part["given_bytes"] or part.get("checkpoint_bytes") for part in parts
+        )
         if len(parts) != ranks and not is_elastic:
             raise ValueError(f"step {step}: samples of {len(parts)} ranks, expected {ranks}")
         results.append(
@@ -88,15 +92,10 @@ def gather_steps(samples: Sequence[Record], ranks: int) -> list[StepResult]:
                 },
                 wrong=sum(part["wrong"] for part in parts),
                 checked=sum(part["checked"] for part in parts),
-                disturbed=is_elastic and (len(parts) < ranks or any(map(_was_interrupted, parts))),
+                disturbed=is_interrupted or (is_elastic and len(parts) < ranks),
             )
         )
     return results
-
-
-def _was_interrupted(part: Record) -> bool:
-    """Return whether a rank stopped during a step, sent its state to a returning rank, or wrote a checkpoint."""
-    return bool(part["stopped_s"] or part["given_bytes"] or part.get("checkpoint_bytes"))
 
 
 def is_slower_than_predicted(step_time_s: float, predicted_s: float | None) -> bool:

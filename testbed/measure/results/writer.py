@@ -102,8 +102,17 @@ def _manifest(
         "seed": scenario.seed,
         "clock": _clock(first, outcome),
         "control": {variant.name: variant.control.document() for variant in variants},
-        "captures": tuple(_captures(shards)),
-        "fabrics": _other_fabrics(shards),
+        "captures": tuple(
+            entry if record.shard.variant is None else {"folder": record.shard.folder, **entry}
+            for record in shards
+            for entry in record.figures.manifest.captures
+        ),
+        # of the variants that differ from the first one's
+        "fabrics": {
+            record.shard.variant: record.figures.manifest.fabric
+            for record in shards
+            if record.shard.variant is not None and record.figures.manifest.fabric != first.fabric
+        },
         **{
             key: tuple(
                 record.shard.mark(entry)
@@ -157,23 +166,6 @@ def _clock(first: Manifest, outcome: BackendResult) -> ClockRecord:
             )
         )
     return first.clock.model_copy(update={**changes, "parts": tuple(entries)})
-
-
-def _other_fabrics(shards: Sequence[ShardRecord]) -> dict[str, Record]:
-    """Return the fabrics of the variants that differ from the first variant's, by variant."""
-    first = shards[0].figures.manifest.fabric
-    own = {
-        record.shard.variant: record.figures.manifest.fabric
-        for record in shards
-        if record.shard.variant is not None
-    }
-    return {name: fabric for name, fabric in own.items() if fabric != first}
-
-
-def _captures(shards: Sequence[ShardRecord]) -> Iterator[Record]:
-    for record in shards:
-        for entry in record.figures.manifest.captures:
-            yield entry if record.shard.variant is None else {"folder": record.shard.folder, **entry}
 
 
 def _marked(shards: Sequence[ShardRecord], name: str) -> Iterator[Record]:
