@@ -1,4 +1,4 @@
-"""Commands on finished runs: render the report again, compare two runs, repeat a run."""
+"""Commands on runs: report, compare, reproduce and diagnose one, list and remove them; ps lists running networks."""
 
 from __future__ import annotations
 

@@ -19,7 +19,6 @@ from testbed.measure.execution.assessment import Evidence, ReplicationRecord, as
 from testbed.measure.execution.event_player import EventPlayer, parts_changed_by, summarise_events
 from testbed.measure.execution.isolated_all_reduce import IsolatedBaseline
 from testbed.measure.execution.job_run import JobRun
-from testbed.measure.execution.live_log import ShardLive
 from testbed.measure.execution.network_evidence import (
     count_nodes,
     paused_links,
@@ -27,7 +26,7 @@ from testbed.measure.execution.network_evidence import (
     reason_not_repeated,
 )
 from testbed.measure.execution.network_setup import Network
-from testbed.measure.execution.progress import Progress
+from testbed.measure.execution.progress import Progress, ShardLive
 from testbed.measure.execution.rank_evidence import socket_changes
 from testbed.measure.execution.rank_network import NetworkCheck, RankNetwork, bring_up
 from testbed.measure.execution.shard_records import (

@@ -13,7 +13,6 @@ from typer.testing import CliRunner
 import testbed
 from testbed.cli.experiments import sweep
 from testbed.cli.experiments.confirmation import points_to_confirm
-from testbed.cli.experiments.run import Listener
 from testbed.cli.main import app
 from testbed.measure.execution.progress import Progress
 from testbed.measure.results.committed_work import Work
@@ -49,8 +48,8 @@ SCENARIO = {
 }
 
 
-def listener() -> Listener:
-    return Listener(Progress(lambda line: None, lambda done, total: None))
+def listener() -> Progress:
+    return Progress()
 
 
 def swept(folder: Path, *axes: str, told: list[str] | None = None, **more: Any) -> Sweep:
