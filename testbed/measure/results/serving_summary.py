@@ -7,13 +7,12 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from testbed.measure.results.serving_result import DecodedSteps, TokenParts
+from testbed.measure.results.serving_result import DecodedSteps, TokenParts, TokenTimes
 from testbed.measure.results.shards import ShardVariant
 from testbed.measure.results.summary import StepResult, undisturbed_steps
 from testbed.measure.results.training_summary import step_spans
 from testbed.prediction.dry_run import DryRun
 from testbed.prediction.request_metrics import (
-    at_share,
     latencies,
     request_times,
     served_step,
@@ -154,6 +153,4 @@ def token_times(tokens: Mapping[int, int], spans: Spans) -> list[float]:
 
 def quantiles(times: Sequence[float]) -> dict[str, float]:
     """Return the fields of `TokenTimes`."""
-    ordered = sorted(times)
-    shares = {"p50": at_share(ordered, 0.5), "p99": at_share(ordered, 0.99), "max": ordered[-1]}
-    return {"mean": sum(ordered) / len(ordered), **shares}
+    return {name: value for name, value in latencies(times).items() if name in TokenTimes.model_fields}
