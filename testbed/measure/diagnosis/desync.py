@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from itertools import takewhile
+from operator import eq
 
 from testbed.comm.flight_recorder import Entry
 from testbed.measure.diagnosis.operation_graph import ABSENT, Graph, Key, Node, Signature, signature
@@ -288,8 +290,7 @@ def _first_difference(graph: Graph, rank: int, peer: int) -> Difference | None:
 
 def _common_prefix(mine: list[Call], theirs: list[Call]) -> int:
     """Return the length of the common prefix."""
-    pairs = enumerate(zip(mine, theirs, strict=False))
-    return next((place for place, (one, other) in pairs if one != other), min(len(mine), len(theirs)))
+    return sum(takewhile(bool, map(eq, mine, theirs)))
 
 
 def _call_text(call: Call) -> str:

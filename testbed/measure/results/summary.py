@@ -11,7 +11,7 @@ from math import comb
 from operator import itemgetter
 from typing import Any
 
-from testbed.measure.results.link_summary import link_ends
+from testbed.measure.results.records import LinkKey
 from testbed.spec.scale import Scale
 from testbed.spec.topology import Topology
 from testbed.workload.plan import COMPUTING
@@ -169,9 +169,9 @@ def describe_bottleneck(
     # the forward pass, a third of computing, sends nothing
     window = max(exposed_comm_s, step_time_s - compute_s / 3) / step_time_s
     if busiest is not None and wan_share >= nic[1] and wan_share / window >= LATENCY_BOUND_BELOW:
-        source, target = link_ends(busiest)
+        link = LinkKey.of(busiest)
         return (
-            f"WAN link {source} to {target}, plane {busiest['plane']}: busy {wan_share:.0%} of the step, "
+            f"WAN link {link.source} to {link.target}, plane {link.plane}: busy {wan_share:.0%} of the step, "
             f"{min(1.0, wan_share / window):.0%} of the communication"
         )
     if nic[1] / window >= LATENCY_BOUND_BELOW:
