@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from itertools import takewhile
+from operator import eq
 
 from testbed.comm.flight_recorder import Entry
 from testbed.measure.diagnosis.operation_graph import ABSENT, Graph, Key, Node, Signature, signature
@@ -101,11 +103,19 @@ def _verdict(
         }
     )
     evidence = [
-        f"{graph.words(key)}: {ranks_text(ranks)}: {_meaning_text(own)}" for own, ranks in _grouped(meant)
+        f"{graph.words(key)}: {ranks_text(ranks)}: "
+        + ", ".join(filter(None, [*own[:3], f"{own[3]} bytes" if own[3] >= 0 else ""]))
+        for own, ranks in _grouped(meant)
     ]
     stray = find_divergence(graph, culprits[0], peers_of(graph)[culprits[0]]) if len(culprits) == 1 else None
     # a rank that skipped an operation is in a later one, which the others have as well
-    left_out = bool(stray and stray.left_out) and meant[culprits[0]] in _others(graph, culprits[0])
+    others_meant = {
+        signature(entry)
+        for dump in graph.dumps.values()
+        for entry in dump.entries
+        if dump.rank != culprits[0] and entry.sequence
+    }
+    left_out = bool(stray and stray.left_out) and meant[culprits[0]] in others_meant
     if stray and left_out:
         evidence.append(
             f"first it called {stray.did} where ranks with the same program called {stray.instead}"
@@ -125,21 +135,9 @@ def _verdict(
     )
 
 
-def _others(graph: Graph, rank: int) -> set[Signature]:
-    """Return the views of all collectives of the other ranks."""
-    entries = [entry for dump in graph.dumps.values() if dump.rank != rank for entry in dump.entries]
-    return {signature(entry) for entry in entries if entry.sequence}
-
-
 def _grouped(meant: dict[int, Signature]) -> Iterator[tuple[Signature, tuple[int, ...]]]:
     for own in dict.fromkeys(meant.values()):
         yield own, tuple(rank for rank, other in meant.items() if other == own)
-
-
-def _meaning_text(own: Signature) -> str:
-    name, dtype, operation, size_bytes = own
-    size = f"{size_bytes} bytes" if size_bytes >= 0 else ""
-    return ", ".join(part for part in (name, dtype, operation, size) if part)
 
 
 def _of_messages(graph: Graph, clock_error_s: float) -> Iterator[Verdict]:
@@ -292,8 +290,7 @@ def _first_difference(graph: Graph, rank: int, peer: int) -> Difference | None:
 
 def _common_prefix(mine: list[Call], theirs: list[Call]) -> int:
     """Return the length of the common prefix."""
-    pairs = enumerate(zip(mine, theirs, strict=False))
-    return next((place for place, (one, other) in pairs if one != other), min(len(mine), len(theirs)))
+    return sum(takewhile(bool, map(eq, mine, theirs)))
 
 
 def _call_text(call: Call) -> str:

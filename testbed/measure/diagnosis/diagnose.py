@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -89,58 +88,46 @@ def merge_stuck_and_slow(stuck: list[Verdict], slow: Iterable[Verdict]) -> list[
 
 def first_incomplete(graph: Graph) -> str:
     """Describe the first-started operation that some rank has not completed; "" if there is none."""
-    best = (math.inf, "")
-    for rank in graph.dumps:
-        for node in graph.open_nodes(rank):
-            entry = graph.entry(node)
-            if entry.state != COMPLETED and entry.scheduled_s < best[0]:
-                best = (entry.scheduled_s, graph.node_words(node))
-    return best[1]
+    nodes = (node for rank in graph.dumps for node in graph.open_nodes(rank))
+    first = min(nodes, key=lambda node: graph.entry(node).scheduled_s, default=None)
+    return "" if first is None else graph.node_words(first)
 
 
 def blame_first_timeout(graph: Graph) -> NaiveVerdict:
     """Blame the peer of the first failure on any clock, or of the longest operation if none failed."""
+    entries = [
+        (rank, place, entry) for rank, dump in graph.dumps.items() for place, entry in enumerate(dump.entries)
+    ]
     failed = [
         (entry.ended_s, rank, place)
-        for rank, dump in graph.dumps.items()
-        for place, entry in enumerate(dump.entries)
+        for rank, place, entry in entries
         if entry.state == FAILED and entry.ended_s is not None
     ]
-    failed += _timed_out(graph)
+    for since_s, left_s, (rank, place) in graph.timed_out():
+        # with no time left, the wait started earlier, and ended at the latest when others noticed
+        until_s = min(graph.first_failure_s, graph.dumps[rank].time_s)
+        failed.append((since_s + left_s if left_s else until_s, rank, place))
     if failed:
         ended_s, rank, place = min(failed)
-        entry = graph.dumps[rank].entries[place]
-        blamed = _named(entry, rank)
-        what = graph.node_words((rank, place))
-        return NaiveVerdict(
-            blamed, f"rank {rank} gave up first, in {what} at {moment_text(ended_s)}: rank {blamed}'s fault"
-        )
+        blamed = _named(graph.entry((rank, place)), rank)
+        what = f"rank {rank} gave up first, in {graph.node_words((rank, place))} at {moment_text(ended_s)}"
+        return NaiveVerdict(blamed, f"{what}: rank {blamed}'s fault")
     times = [
-        ((dump.time_s if entry.ended_s is None else entry.ended_s) - entry.scheduled_s, -rank, place)
-        for rank, dump in graph.dumps.items()
-        for place, entry in enumerate(dump.entries)
+        (
+            (graph.dumps[rank].time_s if entry.ended_s is None else entry.ended_s) - entry.scheduled_s,
+            -rank,
+            place,
+        )
+        for rank, place, entry in entries
         if entry.ended_s is not None or not entry.over
     ]
     if not times:
         return NaiveVerdict(None, "no durations are recorded")
     took_s, negative, place = max(times)
-    entry = graph.dumps[-negative].entries[place]
-    blamed = _named(entry, -negative) if entry.state != COMPLETED else -negative
-    what = graph.node_words((-negative, place))
-    return NaiveVerdict(
-        blamed,
-        f"rank {-negative}'s {what} takes longest, {seconds_text(took_s)}: rank {blamed}'s fault",
-    )
-
-
-def _timed_out(graph: Graph) -> list[tuple[float, int, int]]:
-    """Return time, rank and oldest open operation of ranks that report a timeout."""
-    found = []
-    for since_s, left_s, (rank, place) in graph.timed_out():
-        # with no time left, the wait started earlier, and ended at the latest when others noticed
-        until_s = min(graph.first_failure_s, graph.dumps[rank].time_s)
-        found.append((since_s + left_s if left_s else until_s, rank, place))
-    return found
+    node = -negative, place
+    blamed = node[0] if graph.entry(node).state == COMPLETED else _named(graph.entry(node), node[0])
+    what = f"rank {node[0]}'s {graph.node_words(node)} takes longest, {seconds_text(took_s)}"
+    return NaiveVerdict(blamed, f"{what}: rank {blamed}'s fault")
 
 
 def _named(entry: Entry, rank: int) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -62,9 +61,10 @@ def read_evidence(run: Path) -> tuple[Evidence, ...]:
     folder = run / FLIGHT if (run / FLIGHT).is_dir() else run
     parts = [_Files.of(part) for part in sorted(folder.iterdir()) if part.is_dir() and part.name != STALLED]
     whole = _Files.of(folder)
-    if not whole.any and _is_one_job(parts):
+    theirs = [path for part in parts for path in part.theirs]
+    is_empty = not any([whole.ours, whole.theirs, *(part.ours for part in parts)])
+    if is_empty and len({parse_rank(path.name) for path in theirs}) == len(theirs) > 0:
         notes = (f"the dumps of {len(parts)} directories are read as one job",)
-        theirs = [path for part in parts for path in part.theirs]
         found = [replace(_read("", _Files(folder, [], theirs)), notes=notes)]
     else:
         found = [_read("", whole), *(_read(part.folder.name, part) for part in parts)]
@@ -107,16 +107,6 @@ class _Files:
         files = [path for path in sorted(folder.iterdir()) if path.is_file()] if folder.is_dir() else []
         theirs = [path for path in files if not path.match("*.html") and is_dump(path)]
         return cls(folder, [path for path in files if path.match(DUMPS) and path not in theirs], theirs)
-
-    @property
-    def any(self) -> bool:
-        return bool(self.ours or self.theirs)
-
-
-def _is_one_job(parts: Sequence[_Files]) -> bool:
-    """Return whether the directories have only PyTorch's dumps, and no rank has two."""
-    ranks = [parse_rank(path.name) for part in parts for path in part.theirs]
-    return bool(ranks) and not any(part.ours for part in parts) and len(set(ranks)) == len(ranks)
 
 
 def _read(name: str, files: _Files) -> Evidence:

@@ -208,9 +208,13 @@ def network_verdicts(
         (ranks[0], ranks[1]): own for ranks, own in found.by_ranks(wait_graph.NETWORK).items()
     }
     sent_s = {pair: _sent_s(graph, pair, keys) for pair, (_, keys) in pairs.items()}
-    stuck: StuckPairs = {
-        pair: own for pair, own in pairs.items() if not _under_way(graph, pair, own, sent_s[pair])
-    }
+    stuck = dict(pairs)
+    for pair, (felt, _) in pairs.items():
+        # sent so shortly before a rank gave up that it may just have been in flight
+        until_s = max(graph.seen_until_s(node) for node in felt.direct)
+        usual_s = UNDER_WAY_TIMES * usual_travel_s(graph, pair)
+        if math.isfinite(sent_s[pair]) and until_s - sent_s[pair] < usual_s:
+            del stuck[pair]
     if stuck:
         yield from _stuck_verdicts(graph, stuck, sent_s, crossed_parts(paths), clock_error_s)
     for ranks, (felt, _) in found.by_ranks(wait_graph.UNEXPLAINED).items():
@@ -280,12 +284,6 @@ def crossed_parts(paths: NetworkPaths) -> Crossed:
     for own in paths.pairs:
         crossed.setdefault((own.source, own.target), []).append(own.components)
     return crossed
-
-
-def _under_way(graph: Graph, pair: Pair, own: tuple[Impact, list[Key]], sent_s: float) -> bool:
-    """Return whether a message was sent so shortly before a rank gave up that it may just have been in flight."""
-    until_s = max(graph.seen_until_s(node) for node in own[0].direct)
-    return math.isfinite(sent_s) and until_s - sent_s < UNDER_WAY_TIMES * usual_travel_s(graph, pair)
 
 
 def pairs_received_since(graph: Graph, since_s: float) -> set[Pair]:

@@ -116,13 +116,8 @@ def has_stopped(graph: Graph, rank: int) -> bool:
     patience_s = graph.first_failure_s - min(graph.open_since_s(other) for other in impatient)
     if dump.time_s - graph.open_since_s(rank) > patience_s:
         return True
-    return _all_came(graph, rank) and not _awaits(graph, rank)
-
-
-def _awaits(graph: Graph, rank: int) -> bool:
-    """Return whether a rank waits for messages, none of which has been sent."""
-    missing = any(graph.entry(node).waits_for for node in graph.open_nodes(rank))
-    return missing and not unread(graph, rank)
+    waits = any(graph.entry(node).waits_for for node in graph.open_nodes(rank))
+    return _all_came(graph, rank) and (not waits or bool(unread(graph, rank)))
 
 
 def _exchanged(graph: Graph, rank: int) -> Iterator[tuple[int, PeerTraffic, PeerTraffic]]:
@@ -202,19 +197,12 @@ class _Follower:
             return found
         if absent and not entry.peers:
             return [one for peer in absent for one in self._behind(peer, key, node)]
-        if entry.started_s is None and self._others_started(key, rank):
+        others = [graph.entry(other) for other in graph.collectives.get(key, {}).items() if other != node]
+        if entry.started_s is None and any(other.started_s is not None for other in others):
             return [Cause(CONTROL, (rank,), key)]
         if not entry.peers:
             return [Cause(UNEXPLAINED, tuple(sorted(graph.collectives.get(key, {}))), key)]
         return [Cause(NOT_JOINED, (rank,), key)] if entry.state == SCHEDULED else []
-
-    def _others_started(self, key: Key, rank: int) -> bool:
-        own = self.graph.collectives.get(key, {})
-        return any(
-            self.graph.entry((other, place)).started_s is not None
-            for other, place in own.items()
-            if other != rank
-        )
 
     def _of_message(self, node: Node, entry: Entry, key: Key) -> list[Node | Cause]:
         peer = entry.peer

@@ -247,15 +247,11 @@ def _doubts(ends: Sequence[StepEnd], exact: bool) -> Iterator[_Doubt]:
             (entry.last_byte_s, TICKS_S, "before its kernel received the last of its data"),
         ):
             if time_s is not None:
-                allowed_s = exact_s if exact else _late_s(entry.step_s)
+                allowed_s = exact_s if exact else max(LATE_S, LATE_SHARE * entry.step_s)
                 doubt = _Doubt(time_s - entry.end_s, allowed_s, entry, contradiction, exact)
                 late[entry.trial, contradiction].append(doubt)
     for doubts in late.values():
         yield from doubts if exact else [min(doubts, key=lambda doubt: doubt.off_s)]
-
-
-def _late_s(step_s: float) -> float:
-    return max(LATE_S, LATE_SHARE * step_s)
 
 
 @dataclass(frozen=True)
@@ -278,35 +274,39 @@ def common_start(hosts: Sequence[str], starts: Sequence[StepStart], exact: bool)
 
     A step that is announced after its start was started on another clock. `hosts` is by rank.
     """
-    allowed_s = EXACT_S if exact else LATE_S
     if not starts:
         return Finding("not known", "Only the ranks themselves know when steps were to start.")
     reported = [(entry, rank, start_s) for entry in starts for rank, start_s in entry.by_rank.items()]
     one, rank, start_s = max(reported, key=lambda found: abs(found[2] - found[0].announced_s))
     off_s = abs(start_s - one.announced_s)
-    early = [
-        (entry.announced_s - begun_s, who, entry)
+    begun = [
+        (entry.announced_s - begun_s, who, entry.trial)
         for entry in starts
         for who, begun_s in entry.first_s.items()
     ]
-    if early and (found := max(early, key=lambda one: one[0]))[0] > ROUNDING_S:
-        sentence = (
-            f"In trial {found[2].trial} rank {found[1]} on {hosts[found[1]]} began {found[0] * 1e3:.4g} ms "
-        )
-        sentence += "before the start that all ranks had agreed on."
-        return Finding(f"{found[0] * 1e3:.4g} ms before", sentence, ok=False)
+    early_s, who, trial = max(begun, key=lambda own: own[0], default=(0.0, 0, 0))
     late = max(starts, key=lambda entry: entry.heard_s - entry.announced_s)
     late_s = late.heard_s - late.announced_s
+    if early_s > ROUNDING_S:
+        return Finding(
+            f"{early_s * 1e3:.4g} ms before",
+            f"In trial {trial} rank {who} on {hosts[who]} began {early_s * 1e3:.4g} ms before the start that all ranks "
+            "had agreed on.",
+            ok=False,
+        )
     if off_s > ROUNDING_S:
-        sentence = (
-            f"In trial {one.trial} rank {rank} on {hosts[rank]} reports a start that is {off_s * 1e3:.4g} ms "
+        return Finding(
+            f"{off_s * 1e3:.4g} ms off",
+            f"In trial {one.trial} rank {rank} on {hosts[rank]} reports a start that is {off_s * 1e3:.4g} ms from the "
+            "one that all ranks had agreed on.",
+            ok=False,
         )
-        sentence += "from the one that all ranks had agreed on."
-        return Finding(f"{off_s * 1e3:.4g} ms off", sentence, ok=False)
-    if late_s > allowed_s:
-        sentence = (
-            f"Trial {late.trial} was announced {late_s * 1e3:.4g} ms after the start that ranks report."
+    if late_s > (EXACT_S if exact else LATE_S):
+        return Finding(
+            f"{late_s * 1e3:.4g} ms late",
+            f"Trial {late.trial} was announced {late_s * 1e3:.4g} ms after the start that ranks report.",
+            False,
+            "untrusted" if exact else "caution",
         )
-        return Finding(f"{late_s * 1e3:.4g} ms late", sentence, False, "untrusted" if exact else "caution")
     sentence = f"All ranks started each of {len(starts)} steps at the time that they had agreed on."
     return Finding("as agreed", sentence, ok=True)

@@ -220,11 +220,6 @@ def summarise_wan_links(
     return rows
 
 
-def link_ends(row: Record) -> tuple[str, str]:
-    """Return the sending and the receiving building of a link direction."""
-    return (row["a"], row["b"]) if row["direction"] == "a_to_b" else (row["b"], row["a"])
-
-
 def jain_index(shares: Sequence[float]) -> float:
     """Return Jain's fairness index: 1 if all shares are equal (or all zero), 1/n if one of n has everything.
 
@@ -238,7 +233,8 @@ def plane_balance(rows: Sequence[Record]) -> list[dict[str, Any]]:
     """Return Jain's index of the planes' utilisation, for each direction between buildings with several planes."""
     groups: dict[tuple[str, str], list[float]] = {}
     for row in rows:
-        groups.setdefault(link_ends(row), []).append(row["utilisation"])
+        link = LinkKey.of(row)
+        groups.setdefault((link.source, link.target), []).append(row["utilisation"])
     return [
         {"from": source, "to": target, "planes": len(shares), "jain_index": jain_index(shares)}
         for (source, target), shares in groups.items()

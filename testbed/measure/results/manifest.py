@@ -138,27 +138,18 @@ _NO_CODE = {"__pycache__", "shipped"}
 
 
 def compute_fingerprint(
-    samples: Path,
-    scenario: Scenario,
-    scale: Scale,
-    clock: str,
-    kernel: str,
-    link_engine: str,
-    datapath: str,
-    versions: Mapping[str, str | None],
+    manifest: Manifest, samples: Path, scenario: Scenario, scale: Scale, kernel_image: str | None = None
 ) -> RunFingerprint:
     """Return the fingerprint of a run.
 
     Args:
+        manifest: The run's manifest, without a fingerprint.
         samples: The run's `samples.jsonl`, already written.
         scenario: The scenario as requested. Files named in it count by content, not by path.
         scale: The scale in force, which the scenario may leave open.
-        clock: Kind of clock and accounting of CPU time, such as "virtual, free".
-        kernel: The kernel's version and, under the virtual clock, the hash of the guest's image.
-        link_engine: The engine that emulated the WAN links.
-        datapath: The datapath of Open vSwitch.
-        versions: Versions of Python, libraries and programs; None for those not installed.
+        kernel_image: Under the virtual clock, the hash of the guest's image.
     """
+    clock, kernel = manifest.clock, manifest.clock.kernel or manifest.host.kernel
     document = yaml.safe_load(scenario.to_yaml())
     document["scale"] = vars(scale)
     files: dict[str, str] = {}
@@ -168,13 +159,13 @@ def compute_fingerprint(
         **({"files": _short(json.dumps(files, sort_keys=True).encode())} if files else {}),
         "seed": str(scenario.seed),
         "scale": str(scale),
-        "clock": clock,
-        "kernel": kernel,
-        "link engine": link_engine,
-        "datapath": datapath,
+        "clock": f"{clock.kind}, {clock.cpu_time}" if clock.kind == "virtual" else clock.kind,
+        "kernel": kernel if kernel_image is None else f"{kernel}, image {kernel_image}",
+        "link engine": manifest.link_engine,
+        "datapath": manifest.datapath,
         "testbed": f"{VERSION}, code {code_hash()}",
         "C library": " ".join(platform.libc_ver()),
-        **{name: version for name, version in versions.items() if version is not None},
+        **{name: version for name, version in manifest.versions.items() if version is not None},
     }
     return RunFingerprint(
         samples=file_hash(samples),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -119,17 +120,8 @@ READINGS = {
 
 def link_rows(readings: Iterable[LinkReading]) -> list[tuple[object, ...]]:
     """Return the rows of a frame with the columns READINGS."""
-    names = (*COUNTERS, "queue_bytes", "edge")
-    return [
-        (
-            one.time_s,
-            one.link.source,
-            one.link.target,
-            one.link.plane,
-            *(getattr(one, name) for name in names),
-        )
-        for one in readings
-    ]
+    counted = attrgetter(*COUNTERS, "queue_bytes", "edge")
+    return [(one.time_s, one.link.source, one.link.target, one.link.plane, *counted(one)) for one in readings]
 
 
 def make_frame(rows: Sequence[tuple[object, ...]], columns: Mapping[str, str]) -> pandas.DataFrame:

@@ -6,7 +6,7 @@ A run is measured on a scale model (see `Scale`), and its files hold emulated fi
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, get_type_hints
@@ -178,22 +178,15 @@ def read_events(path: Path, scale: Scale) -> list[JsonObject]:
 
 def _read(path: Path, make: Callable[[JsonObject], Record], what: str) -> list[Record]:
     found = []
-    for number, record in _read_lines(path):
+    for number, line in enumerate(read_text(path).splitlines(), start=1):
         try:
-            found.append(make(record))
+            if line.strip():
+                found.append(make(json.loads(line)))
+        except json.JSONDecodeError as error:
+            raise BadResult(f"{path}:{number}: not JSON: {error}") from error
         except (KeyError, TypeError, ValueError) as error:
             raise BadResult(f"{path}:{number}: not {what}: {error!r}") from error
     return found
-
-
-def _read_lines(path: Path) -> Iterator[tuple[int, JsonObject]]:
-    for number, line in enumerate(read_text(path).splitlines(), start=1):
-        if not line.strip():
-            continue
-        try:
-            yield number, json.loads(line)
-        except json.JSONDecodeError as error:
-            raise BadResult(f"{path}:{number}: not JSON: {error}") from error
 
 
 def read_json(path: Path) -> JsonObject:

@@ -6,7 +6,7 @@ All figures are in real units (seconds, bytes, bits per second), whatever scale 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
@@ -256,15 +256,6 @@ class Result(StoredResult):
         """
         found = read_model(Path(folder) / SUMMARY, cls, ", expected a folder that `testbed run` made")
         return found.at(Path(folder))
-
-    @classmethod
-    def of(cls, document: dict[str, Any]) -> Result:
-        """Return the result of a document that `document()` made.
-
-        Raises:
-            pydantic.ValidationError: If a field is missing, unknown or of the wrong type.
-        """
-        return cls.model_validate(document)
 
     def variant(self, name: str) -> Variant:
         """Return the variant of that name, or raise KeyError."""

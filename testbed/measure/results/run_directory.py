@@ -45,7 +45,8 @@ class RunDirectory:
         self.path = path
         self.partial = partial_path(path)
         refuse_existing(path)
-        if self.partial.exists() and owner_alive(self.partial) and not _ours(self.partial):
+        is_own = (_owner(self.partial) or {}).get("pid") == os.getpid()  # of an earlier attempt
+        if self.partial.exists() and owner_alive(self.partial) and not is_own:
             raise RunExists(f"{path}: another process is writing it; choose another --output")
         shutil.rmtree(self.partial, ignore_errors=True)
         make_folder(self.partial, path)
@@ -78,12 +79,6 @@ def owner_alive(partial: Path) -> bool:
     if owner is None:
         return time.time() - partial.stat().st_mtime < 1.0  # just created: the owner file follows
     return bool(process_start_ticks(owner["pid"]) == owner["started"])
-
-
-def _ours(partial: Path) -> bool:
-    """Return whether this process made the directory, in an earlier attempt."""
-    owner = _owner(partial)
-    return owner is not None and bool(owner["pid"] == os.getpid())
 
 
 def _owner(partial: Path) -> dict[str, Any] | None:

@@ -7,14 +7,12 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from testbed.measure.results.serving_result import DecodedSteps, TokenParts
+from testbed.measure.results.serving_result import DecodedSteps, TokenParts, TokenTimes
 from testbed.measure.results.shards import ShardVariant
 from testbed.measure.results.summary import StepResult, undisturbed_steps
 from testbed.measure.results.training_summary import step_spans
 from testbed.prediction.dry_run import DryRun
 from testbed.prediction.request_metrics import (
-    ServedStep,
-    at_share,
     latencies,
     request_times,
     served_step,
@@ -36,10 +34,21 @@ def shard_latencies(
     predicted: Timeline | None,
 ) -> dict[str, Any]:
     """Return a shard's records of single requests or tokens for one variant; empty if steps have neither."""
-    if job.workload.serving is not None:
-        return {"served": served_steps(job, algorithm, steps, samples, predicted)}
-    decoded = decoded_steps(job, steps, samples, predicted)
-    return {} if decoded is None else {"decoded": decoded}
+    serving = job.workload.serving
+    if serving is None:
+        decoded = decoded_steps(job, steps, samples, predicted)
+        return {} if decoded is None else {"decoded": decoded}
+    latencies_s = None
+    if predicted is not None:
+        known = job.as_executed(predicted.carried).workload.serving
+        assert known is not None
+        latencies_s = tuple(one.latency_s for one in request_times(known, predicted.spans, job.scale))
+    spans = (step_spans(samples, step, serving.plan) for step in steps)
+    served = [
+        served_step(job, algorithm, own, step.sent_bytes, latencies_s)
+        for own, step in zip(spans, steps, strict=True)
+    ]
+    return {"served": served}
 
 
 def variant_latencies(scenario: Scenario, shards: Sequence[ShardVariant]) -> dict[str, Any]:
@@ -61,27 +70,6 @@ def predicted_latencies(found: DryRun, scale: Scale) -> dict[str, Any]:
     if tokens := find_token_ends(workload.plan):
         return {"token": quantiles([scale.real_s(own) for own in token_times(tokens, spans)])}
     return {}
-
-
-def served_steps(
-    job: Job,
-    algorithm: str,
-    steps: Sequence[StepResult],
-    samples: Sequence[Mapping[str, Any]],
-    predicted: Timeline | None,
-) -> list[ServedStep]:
-    """Return the outcome of each measured step of a job that serves requests."""
-    serving = job.workload.serving
-    assert serving is not None
-    latencies_s = None
-    if predicted is not None:
-        known = job.as_executed(predicted.carried).workload.serving
-        assert known is not None
-        latencies_s = tuple(one.latency_s for one in request_times(known, predicted.spans, job.scale))
-    return [
-        served_step(job, algorithm, step_spans(samples, step, serving.plan), step.sent_bytes, latencies_s)
-        for step in steps
-    ]
 
 
 Spans = Sequence[Sequence[tuple[float, float]]]
@@ -165,6 +153,4 @@ def token_times(tokens: Mapping[int, int], spans: Spans) -> list[float]:
 
 def quantiles(times: Sequence[float]) -> dict[str, float]:
     """Return the fields of `TokenTimes`."""
-    ordered = sorted(times)
-    shares = {"p50": at_share(ordered, 0.5), "p99": at_share(ordered, 0.99), "max": ordered[-1]}
-    return {"mean": sum(ordered) / len(ordered), **shares}
+    return {name: value for name, value in latencies(times).items() if name in TokenTimes.model_fields}

@@ -11,7 +11,7 @@ from math import comb
 from operator import itemgetter
 from typing import Any
 
-from testbed.measure.results.link_summary import link_ends
+from testbed.measure.results.records import LinkKey
 from testbed.spec.scale import Scale
 from testbed.spec.topology import Topology
 from testbed.workload.plan import COMPUTING
@@ -71,6 +71,10 @@ def gather_steps(samples: Sequence[Record], ranks: int) -> list[StepResult]:
     results = []
     for step, parts in sorted(whole.items()):
         is_elastic = "replicas" in parts[0]
+        # a rank stopped, sent its state to a returning rank, or wrote a checkpoint
+        is_interrupted = is_elastic and any(
+            part["stopped_s"] or part["given_bytes"] or part.get("checkpoint_bytes") for part in parts
+        )
         if len(parts) != ranks and not is_elastic:
             raise ValueError(f"step {step}: samples of {len(parts)} ranks, expected {ranks}")
         results.append(
@@ -88,15 +92,10 @@ def gather_steps(samples: Sequence[Record], ranks: int) -> list[StepResult]:
                 },
                 wrong=sum(part["wrong"] for part in parts),
                 checked=sum(part["checked"] for part in parts),
-                disturbed=is_elastic and (len(parts) < ranks or any(map(_was_interrupted, parts))),
+                disturbed=is_interrupted or (is_elastic and len(parts) < ranks),
             )
         )
     return results
-
-
-def _was_interrupted(part: Record) -> bool:
-    """Return whether a rank stopped during a step, sent its state to a returning rank, or wrote a checkpoint."""
-    return bool(part["stopped_s"] or part["given_bytes"] or part.get("checkpoint_bytes"))
 
 
 def is_slower_than_predicted(step_time_s: float, predicted_s: float | None) -> bool:
@@ -170,9 +169,9 @@ def describe_bottleneck(
     # the forward pass, a third of computing, sends nothing
     window = max(exposed_comm_s, step_time_s - compute_s / 3) / step_time_s
     if busiest is not None and wan_share >= nic[1] and wan_share / window >= LATENCY_BOUND_BELOW:
-        source, target = link_ends(busiest)
+        link = LinkKey.of(busiest)
         return (
-            f"WAN link {source} to {target}, plane {busiest['plane']}: busy {wan_share:.0%} of the step, "
+            f"WAN link {link.source} to {link.target}, plane {link.plane}: busy {wan_share:.0%} of the step, "
             f"{min(1.0, wan_share / window):.0%} of the communication"
         )
     if nic[1] / window >= LATENCY_BOUND_BELOW:

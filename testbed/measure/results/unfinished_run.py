@@ -139,8 +139,12 @@ def keep_failed(run: Path, shards: Path, reason: str) -> Path | None:
     Returns:
         The directory with the dumps; None if no rank had started an operation.
     """
-    left = [dumps.parent for dumps in sorted(shards.glob(f"*/{FLIGHT}")) if _has_entries(dumps)]
-    failed = [shard for shard in left if not (shard / FIGURES).exists()]
+    failed = [
+        dumps.parent
+        for dumps in sorted(shards.glob(f"*/{FLIGHT}"))
+        if any(RankDump.read(path).entries for path in dumps.glob(DUMPS))
+        and not (dumps.parent / FIGURES).exists()
+    ]
     if not failed:
         return None
     target = failed_path(run)
@@ -152,7 +156,3 @@ def keep_failed(run: Path, shards: Path, reason: str) -> Path | None:
     (target / FAILURE).write_text(reason + "\n")
     chown_to_sudo_user(target)
     return target
-
-
-def _has_entries(dumps: Path) -> bool:
-    return any(RankDump.read(path).entries for path in dumps.glob(DUMPS))

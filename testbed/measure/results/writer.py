@@ -14,7 +14,6 @@ from testbed.measure.results.manifest import (
     MANIFEST,
     ClockRecord,
     Manifest,
-    RunFingerprint,
     ShardEntry,
     compute_fingerprint,
 )
@@ -22,7 +21,7 @@ from testbed.measure.results.records import EVENTS, LINKS, SAMPLES
 from testbed.measure.results.result import SUMMARY, Result, Variant
 from testbed.measure.results.run_directory import RunDirectory, describe_environment, write_json, write_lines
 from testbed.measure.results.shard_merge import Records, merge_records, merge_variants
-from testbed.measure.results.shards import CAPTURES, CONTROLLER, MONITORS, RULES, SOCKETS, Record, ShardRecord
+from testbed.measure.results.shards import CAPTURES, MONITORS, SOCKETS, STREAMS, Record, ShardRecord
 from testbed.spec.scale import Scale
 from testbed.spec.scenario import Scenario
 
@@ -74,13 +73,13 @@ def write_run(directory: RunDirectory, scenario: Scenario, scale: Scale, outcome
     (folder / "scenario.yaml").write_text(scenario.to_yaml())
     write_lines(folder / SAMPLES, records.samples)
     manifest = _manifest(scenario, outcome, variants, records)
-    fingerprint = _fingerprint(folder / SAMPLES, scenario, scale, outcome, manifest)
+    fingerprint = compute_fingerprint(manifest, folder / SAMPLES, scenario, scale, outcome.kernel_image)
     write_json(folder / MANIFEST, manifest.model_copy(update={"fingerprint": fingerprint}).document())
     write_json(folder / SUMMARY, result.document())
     write_lines(folder / LINKS, records.links)
     write_lines(folder / SOCKETS, records.sockets)
-    write_lines(folder / CONTROLLER, _marked(shards, CONTROLLER))
-    write_lines(folder / RULES, _marked(shards, RULES))
+    for field in ("controller", "rules"):
+        write_lines(folder / STREAMS[field], _marked(shards, field))
     if scenario.all_events or records.events:
         write_lines(folder / EVENTS, records.events)
     for shard in shards:
@@ -102,8 +101,17 @@ def _manifest(
         "seed": scenario.seed,
         "clock": _clock(first, outcome),
         "control": {variant.name: variant.control.document() for variant in variants},
-        "captures": tuple(_captures(shards)),
-        "fabrics": _other_fabrics(shards),
+        "captures": tuple(
+            entry if record.shard.variant is None else {"folder": record.shard.folder, **entry}
+            for record in shards
+            for entry in record.figures.manifest.captures
+        ),
+        # of the variants that differ from the first one's
+        "fabrics": {
+            record.shard.variant: record.figures.manifest.fabric
+            for record in shards
+            if record.shard.variant is not None and record.figures.manifest.fabric != first.fabric
+        },
         **{
             key: tuple(
                 record.shard.mark(entry)
@@ -115,22 +123,6 @@ def _manifest(
         "origin_epoch_s": first.origin_epoch_s + records.origin_s,
     }
     return first.model_copy(update=changes)
-
-
-def _fingerprint(
-    samples: Path, scenario: Scenario, scale: Scale, outcome: BackendResult, manifest: Manifest
-) -> RunFingerprint:
-    kernel, clock = manifest.clock.kernel or manifest.host.kernel, manifest.clock
-    return compute_fingerprint(
-        samples,
-        scenario,
-        scale,
-        clock=f"{clock.kind}, {clock.cpu_time}" if clock.kind == "virtual" else clock.kind,
-        kernel=kernel if outcome.kernel_image is None else f"{kernel}, image {outcome.kernel_image}",
-        link_engine=manifest.link_engine,
-        datapath=manifest.datapath,
-        versions=manifest.versions,
-    )
 
 
 def _clock(first: Manifest, outcome: BackendResult) -> ClockRecord:
@@ -159,31 +151,12 @@ def _clock(first: Manifest, outcome: BackendResult) -> ClockRecord:
     return first.clock.model_copy(update={**changes, "parts": tuple(entries)})
 
 
-def _other_fabrics(shards: Sequence[ShardRecord]) -> dict[str, Record]:
-    """Return the fabrics of the variants that differ from the first variant's, by variant."""
-    first = shards[0].figures.manifest.fabric
-    own = {
-        record.shard.variant: record.figures.manifest.fabric
-        for record in shards
-        if record.shard.variant is not None
-    }
-    return {name: fabric for name, fabric in own.items() if fabric != first}
-
-
-def _captures(shards: Sequence[ShardRecord]) -> Iterator[Record]:
+def _marked(shards: Sequence[ShardRecord], field: str) -> Iterator[Record]:
+    """Yield a stream's records, each marked with its shard if there are several; times stay those of the shard."""
     for record in shards:
-        for entry in record.figures.manifest.captures:
-            yield entry if record.shard.variant is None else {"folder": record.shard.folder, **entry}
-
-
-def _marked(shards: Sequence[ShardRecord], name: str) -> Iterator[Record]:
-    """Yield a file's records, each marked with its shard if there are several; times stay those of the shard."""
-    for record in shards:
-        lines = record.controller if name == CONTROLLER else record.rules
         shard = record.shard
         mark = {} if shard.variant is None else {"variant": shard.variant, "first_trial": shard.first_trial}
-        for line in lines:
-            yield {**mark, **line}
+        yield from ({**mark, **line} for line in getattr(record, field))
 
 
 def _move_files(record: ShardRecord, folder: Path) -> None:

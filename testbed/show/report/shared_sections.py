@@ -9,8 +9,8 @@ from typing import NamedTuple
 from markupsafe import Markup
 
 from testbed.measure.fidelity.verdict import ORDER, Invariant
-from testbed.measure.results.link_summary import LinkUse, PausedLink, link_ends
-from testbed.measure.results.records import JsonObject
+from testbed.measure.results.link_summary import LinkUse, PausedLink
+from testbed.measure.results.records import JsonObject, LinkKey
 from testbed.measure.results.result import Variant
 from testbed.show.report.charts import draw_time_axis, variant_css
 from testbed.show.report.svg import CHART_WIDTH, Axis, Drawing
@@ -45,7 +45,8 @@ def _wan_words(variant: Variant) -> str:
         return ""
     worst = max(variant.wan_links, key=_lost)
     packets = sum(step.packets for link in variant.wan_links for step in link.steps)
-    here, there = link_ends(worst.model_dump())
+    link = LinkKey.of(worst.model_dump())
+    here, there = link.source, link.target
     return (
         f"{variant.name}: of {packets:,} packets on WAN links {', '.join(losses)} in all steps; "
         f"most, {_lost(worst):,}, from {here} to {there}, plane {worst.plane}."

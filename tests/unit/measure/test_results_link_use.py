@@ -100,11 +100,11 @@ def test_jains_index_is_one_for_equals_and_a_share_where_one_has_all() -> None:
 
 def test_balance_is_that_of_parallel_planes_in_each_direction() -> None:
     rows = [
-        {"a": "east", "b": "west", "direction": direction, "utilisation": used}
+        {"a": "east", "b": "west", "plane": plane, "direction": direction, "utilisation": used}
         for direction, use in (("a_to_b", (0.5, 0.5)), ("b_to_a", (0.8, 0.0)))
-        for used in use
+        for plane, used in enumerate(use)
     ]
-    rows.append({"a": "east", "b": "north", "direction": "a_to_b", "utilisation": 0.1})
+    rows.append({"a": "east", "b": "north", "plane": 0, "direction": "a_to_b", "utilisation": 0.1})
     assert plane_balance(rows) == [
         {"from": "east", "to": "west", "planes": 2, "jain_index": 1.0},
         {"from": "west", "to": "east", "planes": 2, "jain_index": 0.5},

@@ -6,7 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from testbed.measure.results.manifest import RunFingerprint, code_hash, compute_fingerprint, file_hash
+from testbed.measure.results.manifest import (
+    ClockRecord,
+    Manifest,
+    RunFingerprint,
+    code_hash,
+    compute_fingerprint,
+    file_hash,
+)
 from testbed.spec.scale import Scale
 from testbed.spec.scenario import load_scenario
 
@@ -35,9 +42,11 @@ def fingerprint(folder: Path, *, seed: int = 1, plan: str = PLAN, kernel: str = 
     samples = folder / "samples.jsonl"
     samples.write_text("{}\n")
     scenario = load_scenario(folder / "scenario.yaml")
-    return compute_fingerprint(
-        samples, scenario, Scale(), "virtual, free", kernel, "netem", "system", VERSIONS
+    clock = ClockRecord(kind="virtual", cpu_time="free", kernel=kernel)
+    manifest = Manifest.model_construct(
+        clock=clock, link_engine="netem", datapath="system", versions=VERSIONS
     )
+    return compute_fingerprint(manifest, samples, scenario, Scale())
 
 
 def differing(one: RunFingerprint, other: RunFingerprint) -> set[str]:
