@@ -1,4 +1,4 @@
-"""Per-connection state of the fluid model: lossless channels, state kept between steps, hop-by-hop transfers, pacing.
+"""Connections of the fluid model: channels, hop-by-hop transfers, pacing, and what happened before a step.
 
 Messages sent at once move from one slow link's queue to the next, and each link serves first come, first served. A
 message that waits in a later queue no longer occupies the links before it. So it flows hop by hop, each hop ending with
@@ -11,12 +11,11 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from testbed.net.paths.congestion.linux_tcp import INITIAL_WINDOW_PACKETS
-from testbed.net.paths.losses import LossyWindow
-from testbed.net.paths.network import Ends, Network, PartShares, Path
-from testbed.prediction.events import Action, Event, EventQueue, SendBuffer
+from testbed.net.paths.network import Network, PartShares, Path
+from testbed.prediction.events import EventQueue, SendBuffer
 from testbed.prediction.fluid import AT_ONCE, Fluid
 
 
@@ -45,56 +44,6 @@ class Channel:
     def is_queued(self, fluid: Fluid, size_bytes: float, turn: int | None) -> bool:
         """Whether the whole message fits into queues at once, so that it is simulated hop by hop."""
         return self.hops and turn is not None and size_bytes <= fluid.holds_bytes(self.key, self.shares)
-
-
-class PersistentConnections(Protocol):
-    """Connections that outlive one simulated step."""
-
-    @property
-    def state(self) -> ConnectionState:
-        """The connections' state."""
-
-    @property
-    def overflowed(self) -> bool:
-        """Whether any queue has overflowed."""
-
-    def continue_on(self, events: EventQueue) -> None:
-        """Continue on another event queue, from its start."""
-
-    def send(
-        self, ends: Ends, dscp: int, size_bytes: float, accepted: Event, on_sent: Action, on_arrival: Action
-    ) -> None:
-        """Send a message."""
-
-    def open(self, ranks: int, before: Warmup) -> None:
-        """Send one round of the warm-up ring."""
-
-    def shift(self, seconds: float) -> None:
-        """Move all recorded times `seconds` back."""
-
-
-class ConnectionState(NamedTuple):
-    """What connections, by key, keep from one step to the next.
-
-    Attributes:
-        lossy: Congestion windows of connections over lossy paths.
-        paces: Packets delivered per round trip, of connections still below their path's rate.
-        fluid: Idle between steps, but it caches rates.
-        packets: All connections of a step that is simulated packet by packet.
-    """
-
-    lossy: Mapping[object, LossyWindow]
-    paces: Mapping[object, float]
-    fluid: Fluid | None = None
-    packets: PersistentConnections | None = None
-
-    @property
-    def matters(self) -> bool:
-        """Whether this state changes the next step."""
-        return bool(self.lossy or self.paces or self.packets)
-
-
-NO_STATE = ConnectionState({}, {})
 
 
 class Warmup(NamedTuple):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from testbed.comm.transport.channels import StripeSettings
@@ -12,9 +12,7 @@ from testbed.net.paths.datagram_recovery import LossyDatagrams
 from testbed.net.paths.losses import LossyConnection, LossyWindow, Sent
 from testbed.net.paths.network import Ends, LossDelay, Network, Path
 from testbed.prediction.channels import (
-    NO_STATE,
     Channel,
-    ConnectionState,
     HopSegment,
     HopTransfer,
     SlowStartRamp,
@@ -23,6 +21,7 @@ from testbed.prediction.channels import (
 )
 from testbed.prediction.events import Event, EventQueue
 from testbed.prediction.fluid import Fluid
+from testbed.prediction.packets.connections import PacketConnections
 from testbed.prediction.striping import Part, Striper
 
 Action = Callable[[], None]
@@ -41,8 +40,35 @@ class _Transfer(NamedTuple):
     follows: bool = False
 
 
+class ConnectionState(NamedTuple):
+    """What connections, by key, keep from one step to the next.
+
+    Attributes:
+        lossy: Congestion windows of connections over lossy paths.
+        paces: Packets delivered per round trip, of connections still below their path's rate.
+        fluid: Idle between steps.
+        packets: All connections of a step that is simulated packet by packet.
+    """
+
+    lossy: Mapping[object, LossyWindow]
+    paces: Mapping[object, float]
+    fluid: Fluid | None = None
+    packets: PacketConnections | None = None
+
+    @property
+    def matters(self) -> bool:
+        """Whether this state changes the next step."""
+        return bool(self.lossy or self.paces or self.packets)
+
+
+NO_STATE = ConnectionState({}, {})
+
+
 class Connections:
-    """All connections of a job."""
+    """All connections of a job.
+
+    lossy_windows, paces: of an earlier step, see `ConnectionState`.
+    """
 
     def __init__(
         self,
@@ -50,7 +76,8 @@ class Connections:
         network: Network,
         fluid: Fluid,
         lateness: LossDelay,
-        previous: ConnectionState = NO_STATE,
+        lossy_windows: Mapping[object, LossyWindow],
+        paces: Mapping[object, float],
     ) -> None:
         self._clock, self._network, self._fluid, self._lateness = clock, network, fluid, lateness
         # per lossy connection: when its queued data has left; how far its window is open, and since when
@@ -58,18 +85,17 @@ class Connections:
         self._window_open: dict[object, tuple[float, float]] = {}
         self._channels: dict[object, Channel] = {}
         self._stripers: dict[tuple[Ends, int], Striper] = {}
-        self._lossy_windows = dict(previous.lossy)
+        self.lossy_windows = dict(lossy_windows)
         self._ramps: dict[object, SlowStartRamp | None] = {}
-        self._previous = previous
+        self._paces_before = paces
         self._segments: dict[object, tuple[HopSegment, ...]] = {}
 
     overflowed = False  # the fluid model accounts for queue losses in message times
 
     @property
-    def state(self) -> ConnectionState:
-        """The state after this step, for the next one."""
-        paces = {key: own.packets for key, own in self._ramps.items() if own}
-        return ConnectionState(self._lossy_windows, paces, self._fluid)
+    def paces(self) -> dict[object, float]:
+        """The paces after this step, see `ConnectionState`."""
+        return {key: own.packets for key, own in self._ramps.items() if own}
 
     def send(
         self, ends: Ends, dscp: int, size_bytes: float, accepted: Event, on_sent: Action, on_arrival: Action
@@ -153,7 +179,7 @@ class Connections:
             slowest, round_trip_s = self._slowest(path), self._round_trip_s(path, transfer)
             gain, packets = (
                 network.first_pace / INITIAL_WINDOW_PACKETS,
-                self._previous.paces.get(key, INITIAL_WINDOW_PACKETS),
+                self._paces_before.get(key, INITIAL_WINDOW_PACKETS),
             )
             ramp = SlowStartRamp(gain, round_trip_s, slowest / packet_bytes, packets)
             slow = network.first_pace * packet_bytes < slowest * round_trip_s
@@ -235,16 +261,16 @@ class Connections:
 
     def shift(self, seconds: float) -> None:
         """Move all windows' recorded times `seconds` back."""
-        for window in self._lossy_windows.values():
+        for window in self.lossy_windows.values():
             window.shift(seconds)
 
     def _lossy_window(self, key: object, path: Path, lossy: LossyConnection) -> LossyWindow:
         """Return a connection's window, created with its first message."""
-        window = self._lossy_windows.get(key)
+        window = self.lossy_windows.get(key)
         if window is None:
             assert self._lateness.draw is not None
             window = lossy.open_window(path.latency_s(lossy.packet_bytes), self._lateness.draw)
-            self._lossy_windows[key] = window
+            self.lossy_windows[key] = window
         return window
 
     def _lossy_until_s(

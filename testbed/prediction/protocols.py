@@ -15,9 +15,8 @@ from heapq import heappop
 from testbed.comm.transport import PROTOCOLS, Software
 from testbed.comm.transport.layers import NOTE_BYTES
 from testbed.net.paths.network import Ends, LossDelay, Network
-from testbed.prediction.channels import NO_STATE, ConnectionState, PersistentConnections
 from testbed.prediction.collective_flow import software_part
-from testbed.prediction.connections import Connections
+from testbed.prediction.connections import NO_STATE, Connections, ConnectionState
 from testbed.prediction.events import Event, EventQueue, Mailbox
 from testbed.prediction.fluid import Fluid
 from testbed.prediction.packets.connections import PacketConnections
@@ -95,15 +94,20 @@ class Messaging(EventQueue):
         self.burst_bytes = 0.0
         self.mailboxes: dict[Key, Mailbox] = {}
         self.staged_queues: dict[Key, _StagedQueue] = {}
-        self.connections: Connections | PersistentConnections
+        self.connections: Connections | PacketConnections
         if network.packets:
-            packet_connections: PersistentConnections = state.packets or PacketConnections(
-                self, network, lateness.draw
-            )
-            packet_connections.continue_on(self)
-            self.connections = packet_connections
+            self.connections = state.packets or PacketConnections(self, network, lateness.draw)
+            self.connections.continue_on(self)
         else:
-            self.connections = Connections(self, network, self.fluid, lateness, state)
+            self.connections = Connections(self, network, self.fluid, lateness, state.lossy, state.paces)
+
+    @property
+    def state(self) -> ConnectionState:
+        """The connections' state after this step, for the next one."""
+        own = self.connections
+        if isinstance(own, PacketConnections):
+            return NO_STATE._replace(packets=own)
+        return ConnectionState(own.lossy_windows, own.paces, self.fluid)
 
     def run_until_idle(self) -> None:
         """Run until there are no more events."""

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from testbed.errors import TestbedError
-from testbed.measure.diagnosis import diagnose, read_evidence
+from testbed.measure.diagnosis.diagnose import diagnose
+from testbed.measure.diagnosis.dumps import read_evidence
 from testbed.measure.diagnosis.verdicts import verdict_line
 from testbed.measure.execution.event_player import affected_cards, hosts_beyond_engine
 from testbed.measure.execution.guests import DATAPATH, LINK_ENGINE, Guests

@@ -22,9 +22,10 @@ from testbed.net.paths.congestion.linux_tcp import (
     DUP_THRESHOLD,
     INITIAL_WINDOW_PACKETS,
     MIN_RTO_S,
-    MIN_WINDOW_PACKETS,
     PACKETS_PER_ACK,
     REORDERING,
+    WindowUse,
+    window_after_loss,
 )
 from testbed.plugins import OWN_FILE
 
@@ -194,7 +195,7 @@ class LossyWindow:
         self._awaited: list[PacketLoss] = []  # losses that messages may wait for
         self._reduced_s = -math.inf
         self._recovered_until_s = -math.inf
-        self._full, self._peak, self._peak_until_s = False, 0, -math.inf
+        self._use = WindowUse()
         self._requested_s = self._sent_s = -math.inf
         self._next_loss = self._draw_next_loss()
 
@@ -315,22 +316,19 @@ class LossyWindow:
         self._recovered_until_s = max(self._recovered_until_s, known_s + self._rtt_s)
         if sent_s > self._reduced_s:
             self._reduced_s = known_s
-            # the kernel's windows are integers
-            reduced = int(self._growth.after_loss(float(int(self.window))))
-            self.window = max(MIN_WINDOW_PACKETS, float(reduced))
-            self._threshold = self.window
+            self.window = self._threshold = window_after_loss(self._growth, self.window)
 
     def _grow(self, flight: _Flight) -> None:
         """Grow the window if it was full, or in slow start if half of it was used."""
         if flight.known_s < self._recovered_until_s:
             return
         if self.window < self._threshold:
-            if self._full or self.window < 2 * self._peak:
+            if self._use.allows_slow_start(self.window):
                 doubled = self.window + flight.packets
                 self.window = min(doubled, max(self.window, self._threshold))
                 if self._growth.uses_hystart and self.window * self._packet_s > self._rtt_s / 2:
                     self._threshold = self.window
-        elif self._full:
+        elif self._use.is_full:
             left = flight.packets
             while left > 0:
                 self.window = self._growth.grown(
@@ -340,9 +338,7 @@ class LossyWindow:
 
     def _track_use(self, now_s: float, *, full: bool) -> None:
         """Record the window's use, which is valid for a round trip."""
-        if full or now_s >= self._peak_until_s or (not self._full and self._in_flight > self._peak):
-            self._full, self._peak = full, self._in_flight
-            self._peak_until_s = self._acks[-1].known_s if self._acks else now_s
+        self._use.record(full, self._in_flight, now_s, self._acks[-1].known_s if self._acks else now_s)
 
     def shift(self, seconds: float) -> None:
         """Move the time origin forward by this many seconds."""
@@ -355,7 +351,7 @@ class LossyWindow:
         self._line_free_s -= seconds
         self._reduced_s -= seconds
         self._recovered_until_s -= seconds
-        self._peak_until_s -= seconds
+        self._use.shift(seconds)
         self._requested_s -= seconds
         self._sent_s -= seconds
         self._growth.shift(seconds)

@@ -9,10 +9,14 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from testbed.caches import user_cache
 from testbed.errors import TestbedError
@@ -27,24 +31,35 @@ FLAGS = (
 )  # -ffp-contract=off: round products and sums separately, as Python does
 COMPILERS: Sequence[str] = ("cc", "gcc", "clang")
 MOST_S = 60  # compiler timeout; it usually takes a second
-_KINDS = {"int32_t": ctypes.c_int32, "double": ctypes.c_double}
+_KINDS: Mapping[str, type[ctypes._SimpleCData[Any]]] = {
+    "int8_t": ctypes.c_int8,
+    "int32_t": ctypes.c_int32,
+    "double": ctypes.c_double,
+}
 _FIELD = re.compile(r"^ *(const )?(int8_t|int32_t|double) ([^;()]+);", re.MULTILINE)
 
 
-def _fields(header: str) -> list[tuple[str, type]]:
-    """Return the fields of the structure `Step` in the header."""
+def _fields(header: str) -> Iterator[tuple[str, type[ctypes._SimpleCData[Any]], bool]]:
+    """Yield the fields of the structure `Step` in the header: name, type, and whether it is an array."""
     body = header.partition("typedef struct {")[2].partition("} Step;")[0]
-    return [
-        (name.strip("* \n"), ctypes.c_void_p if constant else _KINDS[kind])
-        for constant, kind, names in _FIELD.findall(body)
-        for name in names.split(",")
-    ]
+    for constant, kind, names in _FIELD.findall(body):
+        for name in names.split(","):
+            yield name.strip("* \n"), _KINDS[kind], bool(constant)
+
+
+_STEP = list(_fields(resources.files(__package__).joinpath(HEADER).read_text()))
+COLUMN_TYPES = {name: np.dtype(kind) for name, kind, is_array in _STEP if is_array}
 
 
 class Step(ctypes.Structure):
     """The C structure of a step; arrays are pointers."""
 
-    _fields_ = _fields(resources.files(__package__).joinpath(HEADER).read_text())
+    _fields_ = [(name, ctypes.c_void_p if is_array else kind) for name, kind, is_array in _STEP]
+
+
+def as_columns(rows: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
+    """Return arrays of `Step` by name, each with the type that the header gives it."""
+    return {name: np.asarray(values, dtype=COLUMN_TYPES[name]) for name, values in rows.items()}
 
 
 class NoCompilerError(TestbedError):

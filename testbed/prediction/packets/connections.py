@@ -14,7 +14,7 @@ from testbed.clock import STEP_ALIGNMENT_S
 from testbed.comm.transport.channels import FRAME, StripeSettings
 from testbed.net.paths.hops import PacketHop
 from testbed.net.paths.network import ANY, Ends, Network
-from testbed.prediction.channels import NO_STATE, ConnectionState, Warmup
+from testbed.prediction.channels import Warmup
 from testbed.prediction.events import Event, EventQueue
 from testbed.prediction.packets.links import ClassfulLinkQueue, Entrance, LinkQueue, Place
 from testbed.prediction.packets.sender import Sender
@@ -42,11 +42,6 @@ class PacketConnections:
     def overflowed(self) -> bool:
         """Whether any queue has overflowed, so that steps differ."""
         return any(link.dropped for link in self.links.values())
-
-    @property
-    def state(self) -> ConnectionState:
-        """The connections themselves."""
-        return NO_STATE._replace(packets=self)
 
     def shift(self, seconds: float) -> None:
         """Do nothing: `continue_on` shifts all times."""

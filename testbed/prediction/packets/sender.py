@@ -93,11 +93,6 @@ class Sender:
         self._ack = AckSample()
         self.retransmitted = 0
 
-    @property
-    def window(self) -> float:
-        """The congestion window in packets."""
-        return self._control.window
-
     def join(self, peer: Sender) -> None:
         """Join both directions of a connection, so that data packets carry acknowledgements."""
         for own, peer_side in ((self, peer), (peer, self)):
@@ -114,7 +109,7 @@ class Sender:
         scoreboard = self._scoreboard
         if (
             not self._unsent
-            and scoreboard.in_flight < self.window
+            and scoreboard.in_flight < self._control.window
             and not scoreboard.next_lost()
             and not self._in_nic.waits(self._events.now_s)
         ):

@@ -397,7 +397,7 @@ def test_a_folder_without_a_sweep_and_one_of_another_version_say_so(tmp_path: Pa
     with pytest.raises(BadResult, match=r"sweep\.json: No such file"):
         Sweep.open(tmp_path)
     (tmp_path / "sweep.json").write_text('{"schema": 1}')
-    with pytest.raises(BadResult, match=r"sweep\.json: scenario: Field required"):
+    with pytest.raises(BadResult, match=r"sweep\.json: scenario: got nothing, expected .*Field required"):
         Sweep.open(tmp_path)
 
 
