@@ -28,10 +28,15 @@ from testbed.cli.options import (
 )
 from testbed.errors import BadInput
 from testbed.measure.execution.benchmark_options import congestion_control_for, wants_guest
-from testbed.measure.execution.network_setup import choose_network, guest_settings, require_command
+from testbed.measure.execution.network_setup import (
+    check_clock,
+    check_transport,
+    choose_network,
+    guest_settings,
+    require_command,
+)
 from testbed.measure.execution.program_run import (
     TorchOptions,
-    check_program_options,
     guest_bytes,
     parse_algorithm_options,
     require_program,
@@ -122,7 +127,8 @@ def launch(
     their rank. The exit status is the worst of all ranks. If a rank fails, the others are stopped.
     """
     command = require_program(context.args)
-    check_program_options(transport, protocol, clock)
+    check_transport(transport, protocol)
+    check_clock(clock)
     options = TorchOptions(
         TransportSpec(kind=transport, protocol=protocol),
         parse_algorithm_options(collective or ()),

@@ -82,7 +82,7 @@ def indexes(told: Sequence[dict[str, Any]]) -> list[int]:
 
 
 def test_it_returns_into_its_namespace_and_starts_anew(tmp_path: Path) -> None:
-    with namespaces(1) as (place,), LauncherProcess(job(place.pid, tmp_path).to_json(), {}) as launcher:
+    with namespaces(1) as (place,), LauncherProcess(job(place.pid, tmp_path), {}) as launcher:
         told = Told(launcher)
         *_, second_step = told.until(lambda event: event.get("index") == 1)
         assert second_step["event"] == "step"
@@ -107,7 +107,7 @@ def test_it_returns_into_its_namespace_and_starts_anew(tmp_path: Path) -> None:
 
 
 def test_one_that_has_not_ended_yet_is_replaced(tmp_path: Path) -> None:
-    with namespaces(1) as (place,), LauncherProcess(job(place.pid, tmp_path).to_json(), {}) as launcher:
+    with namespaces(1) as (place,), LauncherProcess(job(place.pid, tmp_path), {}) as launcher:
         told = Told(launcher)
         told.until(lambda event: event.get("index") == 1)
         for incarnation in (1, 2):
@@ -122,7 +122,7 @@ def test_one_that_has_not_ended_yet_is_replaced(tmp_path: Path) -> None:
 def test_a_job_that_does_not_survive_it_ends(tmp_path: Path) -> None:
     with namespaces(1) as (place,):
         mortal = replace(job(place.pid, tmp_path), survives_kills=False)
-        with LauncherProcess(mortal.to_json(), {}) as launcher:
+        with LauncherProcess(mortal, {}) as launcher:
             told = Told(launcher)
             told.until(lambda event: event.get("index") == 1)
             for pid in _children(launcher):

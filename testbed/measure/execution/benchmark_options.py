@@ -11,11 +11,17 @@ from typing import Any
 
 from testbed.clock import clock_here
 from testbed.comm.collectives import AUTO, COLLECTIVES, DTYPES, OPERATIONS, TuningTable, collective_of
-from testbed.comm.transport import PROTOCOLS, TRANSPORTS
 from testbed.errors import did_you_mean
 from testbed.measure.execution.bootstrap_benchmark import MOST_EAGER, BootstrapOptions
 from testbed.measure.execution.collective_benchmark import COLUMNS, BenchRun, Row
-from testbed.measure.execution.network_setup import CLOCKS, guest_settings, parse_size_option, rank_count
+from testbed.measure.execution.network_setup import (
+    CLOCKS,
+    check_transport,
+    check_word,
+    guest_settings,
+    parse_size_option,
+    rank_count,
+)
 from testbed.net.virtual.guest import DEFAULT_MEMORY_BYTES, GuestSettings
 from testbed.plugins import OWN_FILE, Registry, resolve_file_names
 from testbed.prediction.startup_cost import BASELINE, PUBLISHED, RING, SCALABLE, SoftwareCosts
@@ -30,24 +36,17 @@ USUAL_KIND, USUAL_PROTOCOL = "tcp", "eager"
 
 def check_bench_options(dtype: str, op: str, transport: str, protocol: str, clock: str) -> None:
     """Raise ConfigError for the first option with an unknown value."""
-    for option, value, known in (
-        ("--datatype", dtype, DTYPES),
-        ("--op", op, tuple(OPERATIONS)),
-        ("--clock", clock, CLOCKS),
-    ):
-        if value not in known:
-            raise option_error(option, value, did_you_mean(value, known))
-    for option, value, own in (("--transport", transport, TRANSPORTS), ("--protocol", protocol, PROTOCOLS)):
-        if (expected := own.expected(value)) is not None:
-            raise option_error(option, value, expected)
+    check_word("--datatype", dtype, DTYPES)
+    check_word("--op", op, OPERATIONS)
+    check_word("--clock", clock, CLOCKS)
+    check_transport(transport, protocol)
 
 
 def parse_transport(kind: str, protocol: str, preset: str | None) -> TransportSpec:
     """Return the transport of checked options, or of a preset; ConfigError if both are given."""
     if preset is None:
         return TransportSpec(kind=kind, protocol=protocol)
-    if preset not in PRESETS:
-        raise option_error("--preset", preset, did_you_mean(preset, PRESETS))
+    check_word("--preset", preset, PRESETS)
     if (kind, protocol) != (USUAL_KIND, USUAL_PROTOCOL):
         given = f"{preset} and --transport {kind} --protocol {protocol}"
         raise option_error("--preset", given, "either a preset, which sets both, or these options")
@@ -185,14 +184,11 @@ MOST_RANKS = 8192
 
 def bootstrap_trials(ranks: str, way: str, groups: str, costs: str, clock: str) -> list[BootstrapOptions]:
     """Return one trial for each number of ranks and start-up method; ConfigError if an option is wrong."""
-    if clock not in CLOCKS:
-        raise option_error("--clock", clock, did_you_mean(clock, CLOCKS))
-    if costs not in COSTS:
-        raise option_error("--costs", costs, did_you_mean(costs, COSTS))
+    check_word("--clock", clock, CLOCKS)
+    check_word("--costs", costs, COSTS)
     names = list(STARTUP_METHODS) if way == "all" else way.split(",")
     for name in names:
-        if name not in STARTUP_METHODS:
-            raise option_error("--way", name, did_you_mean(name, STARTUP_METHODS))
+        check_word("--way", name, STARTUP_METHODS)
     dimensions = parse_dimensions(groups)
     found = []
     for word in ranks.split(","):

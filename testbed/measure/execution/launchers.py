@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from testbed.measure.fidelity.link_invariants import Tunnel
-from testbed.measure.ranks.benchmarks import BenchSpec, BootstrapSpec
+from testbed.measure.ranks.process import RankSpec, task_document
 from testbed.net.errors import FabricError
 from testbed.net.fabric.machines import Machine
 from testbed.net.fabric.network import Fabric
@@ -33,10 +33,12 @@ class RemoteLauncher:
     """The launcher of the ranks on another machine."""
 
     def __init__(
-        self, machine: Machine, document: str, ranks: Sequence[int], environment: Mapping[str, str]
+        self, machine: Machine, spec: RankSpec, ranks: Sequence[int], environment: Mapping[str, str]
     ) -> None:
         self.machine = machine
-        self.pid = machine.start(LAUNCHER, [_listed(ranks)], launcher_environment(environment), document)
+        self.pid = machine.start(
+            LAUNCHER, [_listed(ranks)], launcher_environment(environment), task_document(spec)
+        )
 
     def fileno(self) -> int:
         """Return a file descriptor that is readable when there may be events."""
@@ -68,10 +70,6 @@ class RemoteLauncher:
             self.machine.call("end", pid=self.pid)
 
 
-RankSpec = JobSpec | BenchSpec | BootstrapSpec
-"""The specification of ranks, as a launcher gets it."""
-
-
 class Launchers:
     """The launchers of all machines as one; without a fabric, that of this machine."""
 
@@ -80,7 +78,7 @@ class Launchers:
         self._live: list[LauncherProcess | RemoteLauncher] = []
         try:
             if fabric is None or not fabric.other_machines:
-                self._parts = [LauncherProcess(spec.to_json(), environment)]
+                self._parts = [LauncherProcess(spec, environment)]
             else:
                 assert isinstance(spec, JobSpec)
                 self._start_everywhere(fabric, spec, environment)
@@ -96,10 +94,10 @@ class Launchers:
         for machine, ranks in of.items():
             if machine is None:
                 some = [_listed(ranks)] if len(of) > 1 else []
-                self._parts.append(LauncherProcess(spec.to_json(), environment, some))
+                self._parts.append(LauncherProcess(spec, environment, some))
             else:
                 there = replace(spec, output=machine.folder)
-                self._parts.append(RemoteLauncher(machine, there.to_json(), ranks, environment))
+                self._parts.append(RemoteLauncher(machine, there, ranks, environment))
 
     def events(self, timeout_s: float) -> list[dict[str, Any]] | None:
         """Return the events of all launchers that arrive within this time; None once all have ended."""
@@ -225,10 +223,10 @@ def launcher_environment(more: Mapping[str, str]) -> dict[str, str]:
 class LauncherProcess:
     """A launcher process on this machine; a context manager that stops it and its ranks.
 
-    `document` and `arguments` are those of `testbed.measure.ranks.launcher`.
+    `arguments` are those of `testbed.measure.ranks.launcher`.
     """
 
-    def __init__(self, document: str, environment: Mapping[str, str], arguments: Sequence[str] = ()) -> None:
+    def __init__(self, spec: RankSpec, environment: Mapping[str, str], arguments: Sequence[str] = ()) -> None:
         self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (closed in __exit__)
         self._pending = b""
         self._process = subprocess.Popen(
@@ -241,7 +239,7 @@ class LauncherProcess:
         assert self._process.stdin is not None
         try:
             with contextlib.suppress(BrokenPipeError):
-                self._process.stdin.write(document.encode() + b"\n")
+                self._process.stdin.write(task_document(spec).encode() + b"\n")
                 self._process.stdin.flush()
         except BaseException:
             self.stop()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from testbed.clock import CpuTime, clock_here
+from testbed.comm.transport import PROTOCOLS, TRANSPORTS
+from testbed.errors import did_you_mean
 from testbed.measure.execution.resources import Forecast, GuestLoad, forecast, memory_text, required_bytes
 from testbed.measure.fidelity.capacity import (
     HostCapacity,
@@ -47,6 +49,19 @@ def check_clock(clock: str) -> None:
     """Raise ConfigError for an unknown clock."""
     if clock not in CLOCKS:
         raise option_error("--clock", clock, " or ".join(CLOCKS))
+
+
+def check_word(option: str, value: str, known: Iterable[str]) -> None:
+    """Raise ConfigError, with the closest known word, for an unknown value."""
+    if value not in known:
+        raise option_error(option, value, did_you_mean(value, known))
+
+
+def check_transport(kind: str, protocol: str) -> None:
+    """Raise ConfigError for an unknown transport or protocol."""
+    for option, value, known in (("--transport", kind, TRANSPORTS), ("--protocol", protocol, PROTOCOLS)):
+        if (expected := known.expected(value)) is not None:
+            raise option_error(option, value, expected)
 
 
 def rank_count(asked: int | None, topology: Path | None) -> int:

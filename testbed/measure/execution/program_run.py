@@ -15,10 +15,9 @@ from pathlib import Path
 from testbed.comm.collectives import COLLECTIVES, TuningTable, collective_of
 from testbed.comm.flight_recorder import DUMPS, FLIGHT, PATHS_FILE, NetworkPaths, dump_name, read_ring
 from testbed.comm.flight_recorder.ring_buffer import ring_bytes
-from testbed.comm.transport import PROTOCOLS, TRANSPORTS
 from testbed.contrib.torch.launch_env import DEFAULT_VARIABLE, VARIABLE, ProgramJob, ring_name
 from testbed.errors import did_you_mean
-from testbed.measure.execution.network_setup import Network, check_clock, rank_count, require_command
+from testbed.measure.execution.network_setup import Network, rank_count, require_command
 from testbed.measure.execution.rank_network import NetworkCheck, bring_up
 from testbed.measure.fidelity.verdict import Verdict, judge
 from testbed.measure.ranks.programs import Programs
@@ -36,14 +35,6 @@ from testbed.workload.job.endpoints import RankEndpoint
 SEED = 1
 UNTRUSTED = 3
 RANK_BYTES = 384 << 20  # guest memory for a program with PyTorch and a small model
-
-
-def check_program_options(transport: str, protocol: str, clock: str) -> None:
-    """Raise ConfigError for the first option with an unknown value."""
-    for option, value, own in (("--transport", transport, TRANSPORTS), ("--protocol", protocol, PROTOCOLS)):
-        if (expected := own.expected(value)) is not None:
-            raise option_error(option, value, expected)
-    check_clock(clock)
 
 
 def guest_bytes(ranks: int | None, topology: Path | None) -> int:

@@ -7,11 +7,12 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from testbed.measure.execution.launchers import Launchers, RankSpec
+from testbed.measure.execution.launchers import Launchers
 from testbed.measure.execution.network_setup import Network
 from testbed.measure.fidelity import invariants, link_invariants
 from testbed.measure.fidelity.probe import measure_links
 from testbed.measure.fidelity.verdict import Invariant
+from testbed.measure.ranks.process import RankSpec
 from testbed.net.fabric.fabric_state import ENVIRONMENT_MARK, clean_abandoned
 from testbed.net.fabric.network import Fabric
 from testbed.spec.buildings import Host

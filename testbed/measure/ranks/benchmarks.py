@@ -16,7 +16,6 @@ from testbed.comm.collectives import Communicator, P2POp, TuningTable, collectiv
 from testbed.comm.transport import MeshSettings, TcpTransport
 from testbed.comm.transport.bootstrap import BootstrapCosts, bootstrap, open_listener
 from testbed.comm.transport.wire import Address, Addresses
-from testbed.documents import from_json, to_json
 from testbed.measure.ranks.collective_buffers import CollectiveArrays
 from testbed.prediction.startup_cost import SoftwareCosts, StartupMethod
 from testbed.workload.job.endpoints import JobEndpoints, RankEndpoint, join_job
@@ -44,15 +43,6 @@ class BenchSpec:
     warmup: int
     tuning: TuningTable = field(default_factory=TuningTable)
     ranks_per_process: int = 1
-
-    def to_json(self) -> str:
-        """Return the specification as one line of JSON."""
-        return to_json(self, task="bench")
-
-    @classmethod
-    def from_json(cls, text: str) -> BenchSpec:
-        """Parse the output of `to_json`."""
-        return from_json(cls, text)
 
 
 def numel_for(collective: str, size_bytes: int, itemsize: int, ranks: int) -> int:
@@ -165,15 +155,6 @@ class BootstrapSpec:
     way: StartupMethod
     costs: SoftwareCosts
     ranks_per_process: int = 1
-
-    def to_json(self) -> str:
-        """Return the specification as one line of JSON."""
-        return to_json(self, task="start")
-
-    @classmethod
-    def from_json(cls, text: str) -> BootstrapSpec:
-        """Parse the output of `to_json`."""
-        return from_json(cls, text)
 
     def address(self, rank: int, kind: int, *, door: bool = False) -> Address:
         """Return where a rank listens for a kind of group; `door` is the bootstrap address of the group's rank 0."""

@@ -28,6 +28,7 @@ from typing import Any
 from testbed.comm.flight_recorder import FLIGHT
 from testbed.comm.replicas import RankDismissed
 from testbed.comm.transport import SocketSettings, TrafficClass, TransportError
+from testbed.documents import rebuild, to_json
 from testbed.measure.ranks.benchmarks import BenchRank, BenchSpec, BootstrapRank, BootstrapSpec
 from testbed.measure.ranks.executor import credit_sockets
 from testbed.measure.ranks.rank import Rank
@@ -73,26 +74,36 @@ class Work:
     coordinated: JobSpec | None = None
 
 
+RankSpec = JobSpec | BenchSpec | BootstrapSpec
+"""The specification of ranks, as a launcher gets it."""
+TASKS: Mapping[str, type[RankSpec]] = {"steps": JobSpec, "bench": BenchSpec, "start": BootstrapSpec}
+
+
+def task_document(spec: RankSpec) -> str:
+    """Return a specification as one line of JSON, for `parse_work`."""
+    return to_json(spec, task=next(task for task, kind in TASKS.items() if kind is type(spec)))
+
+
 def parse_work(line: str) -> Work:
     """Parse the parent's document: a job, a collective benchmark or a bootstrap benchmark."""
-    task = json.loads(line)["task"]
-    if task == "start":
-        start = BootstrapSpec.from_json(line)
+    document = json.loads(line)
+    spec = rebuild(TASKS[document["task"]], document)
+    if isinstance(spec, BootstrapSpec):
+        start = spec
         return Work(
             start.ranks,
             lambda rank, emit, role: BootstrapRank(start, rank, emit),
             ranks_per_process=start.ranks_per_process,
         )
-    if task == "bench":
-        bench = BenchSpec.from_json(line)
-        bench.wiring.look_up()
+    spec.wiring.look_up()
+    if isinstance(spec, BenchSpec):
+        bench = spec
         return Work(
             bench.wiring.ranks,
             lambda rank, emit, role: BenchRank(bench, rank, emit),
             ranks_per_process=bench.ranks_per_process,
         )
-    job = JobSpec.from_json(line)
-    job.wiring.look_up()
+    job = spec
     sockets = credit_sockets(len(job.wiring.ranks)) if job.plan.holds_receivers else ()
 
     def make(rank: int, emit: EventCallback, role: ProcessRole) -> RankTask:

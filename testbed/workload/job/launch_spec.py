@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from testbed.comm.replicas import Policy, RingSettings
-from testbed.documents import from_json, to_json
 from testbed.workload.dispatch import Dispatching
 from testbed.workload.job.endpoints import BackgroundHost, JobEndpoints
 from testbed.workload.plan import JobPlan
@@ -50,15 +49,6 @@ class JobSpec:
     dispatching: Dispatching | None = None
     # injected faults
     rank_faults: tuple[RankFault, ...] = ()
-
-    def to_json(self) -> str:
-        """Return the job as one line of JSON."""
-        return to_json(self, task="steps")
-
-    @classmethod
-    def from_json(cls, text: str) -> JobSpec:
-        """Rebuild a job from `to_json`."""
-        return from_json(cls, text)
 
 
 def plan_steps(variants: Mapping[str, str], trials: int, warmup: int, in_turns: bool) -> tuple[Step, ...]:

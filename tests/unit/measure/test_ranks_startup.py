@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from testbed.comm.transport.wire import HELLO_BYTES
+from testbed.documents import from_json, to_json
 from testbed.measure.execution.benchmark_options import STARTUP_METHODS, bootstrap_trials, parse_dimensions
 from testbed.measure.execution.bootstrap_benchmark import BootstrapOptions, make_spec
 from testbed.measure.ranks.benchmarks import BootstrapRank, BootstrapSpec, exchange_peers, group_kinds
@@ -87,7 +88,7 @@ def test_a_spec_survives_its_way_to_the_launcher() -> None:
     spec = make_spec(
         BootstrapOptions(8, (("tensor", 4),), STARTUP_METHODS["lazy"], SoftwareCosts(0.0, 0.0)), HOSTS
     )
-    assert BootstrapSpec.from_json(spec.to_json()) == spec
+    assert from_json(BootstrapSpec, to_json(spec)) == spec
     assert spec.begin_s > time.monotonic()
     addresses = {
         spec.address(rank, kind, door=door)

@@ -11,7 +11,7 @@ import pytest
 
 from testbed.comm.collectives import Communicator, count_wrong_among, fill
 from testbed.comm.transport import Transport
-from testbed.documents import rebuild
+from testbed.documents import from_json, rebuild, to_json
 from testbed.measure.results.shards import split_into_shards
 from testbed.spec.errors import ConfigError
 from testbed.spec.scale import Scale
@@ -74,7 +74,7 @@ def test_ranks_are_told_all_of_it() -> None:
     spec = JobSpec(
         made.wiring, "float32", JobPlan(), plan_steps({"a": "ring"}, 2, 1, False), "", replication=told
     )
-    assert JobSpec.from_json(spec.to_json()).replication == told
+    assert from_json(JobSpec, to_json(spec)).replication == told
 
 
 def test_machines_that_are_lost_are_silent() -> None:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from testbed.documents import from_json, to_json
 from testbed.spec.scale import Scale
 from testbed.spec.topology import load_topology
 from testbed.spec.transport import TransportSpec
@@ -47,9 +48,9 @@ def test_a_job_survives_the_way_to_the_launcher() -> None:
         survives_kills=True,
         rank_faults=(RankFault(0, "rank_slow", 1, 0.5, for_s=2.0, factor=3.0),),
     )
-    line = job.to_json()
+    line = to_json(job)
     assert "\n" not in line
-    assert JobSpec.from_json(line) == job
+    assert from_json(JobSpec, line) == job
 
 
 def test_variants_take_turns_in_going_first() -> None:

@@ -194,7 +194,7 @@ def test_a_spec_with_dispatching_goes_through_json() -> None:
     dispatching = made.workload.dispatching
     assert dispatching is not None
     spec = JobSpec(made.wiring, "float32", made.workload.start, (), "", dispatching=dispatching)
-    back = JobSpec.from_json(spec.to_json())
+    back = from_json(JobSpec, to_json(spec))
     assert isinstance(back.dispatching, Dispatching)
     assert to_json(back.dispatching) == to_json(dispatching)
     assert made.survives_kills
