@@ -41,7 +41,6 @@ from testbed.comm.collectives.test_patterns import (
     count_wrong,
     count_wrong_among,
     count_wrong_output,
-    expect,
     fill,
 )
 
@@ -86,7 +85,6 @@ __all__ = [
     "count_wrong_output",
     "dtype_named",
     "even",
-    "expect",
     "fill",
     "in_channels",
     "pieces_for",

@@ -22,7 +22,7 @@ from testbed.comm.transport.host_costs import (
     Software,
     operation_costs,
 )
-from testbed.comm.transport.in_memory import MemoryNetwork, MemoryTransport
+from testbed.comm.transport.in_memory import MemoryNetwork
 from testbed.comm.transport.kinds import TRANSPORTS, TransportKind
 from testbed.comm.transport.layers import Layer, Wrapper
 from testbed.comm.transport.protocols import PROTOCOLS, MessageProtocol, with_protocol
@@ -41,7 +41,6 @@ __all__ = [
     "CostedTransport",
     "Layer",
     "MemoryNetwork",
-    "MemoryTransport",
     "MeshSettings",
     "MessageProtocol",
     "OperationCosts",

@@ -88,7 +88,7 @@ class MemoryTransport:
         elif peer in self._lost:
             request.fail(self._lost[peer])
         else:
-            mailbox.post(request)
+            mailbox.posted.put(request.tag, request)
         return request
 
     def progress(self, timeout_s: float | None = 0.0) -> None:
@@ -118,7 +118,7 @@ class MemoryTransport:
                 continue
             self._count(peer, payload)
             mailbox = self._mailboxes[peer, traffic]
-            posted = mailbox.take_posted(tag)
+            posted = mailbox.posted.take(tag)
             if posted is not None:
                 self._hand_over(posted, memoryview(payload))
             else:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
+from typing import TypeVar
 
 import numpy as np
 
 from testbed.comm.transport.base import Request, TransportError
 
 _MAX_MESSAGES = 100_000
+
+ItemT = TypeVar("ItemT")
 
 
 class Staged:
@@ -21,34 +24,40 @@ class Staged:
         self.view = np.empty(length, dtype=np.uint8).data
 
 
+class TagQueues(dict[int, deque[ItemT]]):
+    """Queues by tag, of which none is empty."""
+
+    __slots__ = ()
+
+    def put(self, tag: int, item: ItemT) -> None:
+        """Append an item to a tag's queue."""
+        queue = self.get(tag)
+        if queue is None:
+            self[tag] = deque((item,))
+        else:
+            queue.append(item)
+
+    def take(self, tag: int) -> ItemT | None:
+        """Remove and return the oldest item of a tag, or None."""
+        queue = self.get(tag)
+        if queue is None:
+            return None
+        item = queue.popleft()
+        if not queue:
+            del self[tag]
+        return item
+
+
 class Mailbox:
     """Posted receives and unexpected messages, each in order per tag. A tag never has both."""
 
     __slots__ = ("posted", "staged", "staged_bytes", "staged_messages")
 
     def __init__(self) -> None:
-        self.posted: dict[int, deque[Request]] = {}
-        self.staged: dict[int, deque[Staged]] = {}
+        self.posted: TagQueues[Request] = TagQueues()
+        self.staged: TagQueues[Staged] = TagQueues()
         self.staged_bytes = 0
         self.staged_messages = 0
-
-    def post(self, request: Request) -> None:
-        """Post a receive for which no message waits."""
-        queue = self.posted.get(request.tag)
-        if queue is None:
-            self.posted[request.tag] = deque((request,))
-        else:
-            queue.append(request)
-
-    def take_posted(self, tag: int) -> Request | None:
-        """Remove and return the oldest receive posted for this tag, or None."""
-        queue = self.posted.get(tag)
-        if queue is None:
-            return None
-        request = queue.popleft()
-        if not queue:
-            del self.posted[tag]
-        return request
 
     def has_room(self, length: int, max_bytes: int) -> bool:
         """Return whether a message of `length` bytes may be staged.
@@ -61,7 +70,7 @@ class Mailbox:
         """Return a buffer for a message of `length` bytes that came before its receive."""
         staged = Staged(length)
         self.reserve(length)
-        self.keep(tag, staged)
+        self.staged.put(tag, staged)
         return staged
 
     def reserve(self, length: int) -> None:
@@ -74,19 +83,11 @@ class Mailbox:
         self.staged_bytes -= length
         self.staged_messages -= 1
 
-    def keep(self, tag: int, staged: Staged) -> None:
-        """Store a message, which is counted already, where receives look for it."""
-        self.staged.setdefault(tag, deque()).append(staged)
-
     def take_staged(self, tag: int) -> Staged | None:
         """Remove and return the oldest message staged for this tag, complete or not, or None."""
-        queue = self.staged.get(tag)
-        if queue is None:
-            return None
-        staged = queue.popleft()
-        if not queue:
-            del self.staged[tag]
-        self.release(len(staged.view))
+        staged = self.staged.take(tag)
+        if staged is not None:
+            self.release(len(staged.view))
         return staged
 
     def discard(self, staged: Staged) -> None:
@@ -101,7 +102,7 @@ class Mailbox:
 
     def fail(self, error: TransportError) -> None:
         """Fail every posted receive."""
-        posted, self.posted = self.posted, {}
+        posted, self.posted = self.posted, TagQueues()
         for queue in posted.values():
             for request in queue:
                 request.fail(error)

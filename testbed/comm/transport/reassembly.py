@@ -69,7 +69,7 @@ class Reassembler:
             if self.lost is not None:
                 request.fail(self.lost)
                 return
-            self._mailbox.post(request)
+            self._mailbox.posted.put(request.tag, request)
         else:
             assert isinstance(staged, IncomingMessage)
             self._assign(staged, request)
@@ -142,9 +142,9 @@ class Reassembler:
                 self._match_receive(into)
 
     def _match_receive(self, into: IncomingMessage) -> None:
-        request = self._mailbox.take_posted(into.tag)
+        request = self._mailbox.posted.take(into.tag)
         if request is None:
-            self._mailbox.keep(into.tag, into)
+            self._mailbox.staged.put(into.tag, into)
             return
         if into.staged:
             self._mailbox.release(into.total)

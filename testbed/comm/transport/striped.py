@@ -10,7 +10,6 @@ from __future__ import annotations
 import socket
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from testbed.comm.transport.base import (
     BEST_EFFORT,
@@ -274,21 +273,14 @@ class StripedPair(Reassembler):
             out.request.fail(reason)
 
 
-class WindowUser(Protocol):
-    """A pair with something to send."""
-
-    def pump(self, max_segments: int | None = None) -> None:
-        """Send up to `max_segments` segments, or everything that may go."""
-
-
 class SharedWindow:
     """A limit on unacknowledged segments that several pairs share."""
 
     def __init__(self, limit: int) -> None:
         self.free = limit
-        self._waiting: deque[WindowUser] = deque()
+        self._waiting: deque[StripedPair] = deque()
 
-    def take(self, pair: WindowUser, *, in_turn: bool) -> bool:
+    def take(self, pair: StripedPair, *, in_turn: bool) -> bool:
         """Return whether the pair may send a segment now.
 
         Otherwise queue it. in_turn: this is its turn in the queue.
@@ -299,7 +291,7 @@ class SharedWindow:
         self.free -= 1
         return True
 
-    def wait(self, pair: WindowUser) -> None:
+    def wait(self, pair: StripedPair) -> None:
         """Queue the pair behind all others that wait."""
         if pair not in self._waiting:
             self._waiting.append(pair)

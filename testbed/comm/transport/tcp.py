@@ -58,7 +58,7 @@ class Connection(Stream):
             if self.lost is not None:
                 request.fail(self.lost)
                 return
-            self._mailbox.post(request)
+            self._mailbox.posted.put(request.tag, request)
         elif len(staged.view) != len(request.view):
             request.fail(self._wrong_length(request, len(staged.view)))
         elif staged is self._into:
@@ -101,7 +101,7 @@ class Connection(Stream):
             return self._begin_note(length)
         if is_put(tag):
             return self._begin_put(tag, length)
-        request = self._mailbox.take_posted(tag)
+        request = self._mailbox.posted.take(tag)
         if request is not None and len(request.view) == length:
             into = request
         elif request is not None:

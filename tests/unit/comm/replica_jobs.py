@@ -269,7 +269,7 @@ class Processes:
         self.pids[rank] = pid
         self._pipes[read_end] = rank, incarnation
 
-    def run(self, kills: Sequence[tuple[float, int]], return_s: float | None, limit_s: float = 20.0) -> None:
+    def run(self, kills: Sequence[tuple[float, int]], return_s: float | None, limit_s: float = 60.0) -> None:
         """Until nobody is left; kills: when, from now on, and whom. return_s: from an end to the next incarnation."""
         due = [(time.monotonic() + after_s, "kill", rank) for after_s, rank in kills]
         end_s = time.monotonic() + limit_s

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, defaultdict
 
 from testbed.comm.transport.base import BEST_EFFORT, Request, TrafficClass, Transport, TransportError
 from testbed.comm.transport.layers import MAX_PENDING_NOTES, Layer, PairKey
+from testbed.comm.transport.mailbox import TagQueues
 from testbed.comm.transport.protocols import PROTOCOLS, MessageProtocol
 
 
@@ -18,8 +19,11 @@ class RendezvousTransport(Layer):
 
     def __init__(self, inner: Transport) -> None:
         super().__init__(inner)
-        self._announced: dict[PairKey, dict[int, int]] = {}  # by tag, announced receives without a send
-        self._waiting: dict[PairKey, dict[int, deque[Request]]] = {}  # sends without an announced receive
+        self._announced: defaultdict[PairKey, Counter[int]] = defaultdict(
+            Counter
+        )  # receives without a send, by tag
+        # sends without an announced receive
+        self._waiting: defaultdict[PairKey, TagQueues[Request]] = defaultdict(TagQueues)
 
     def isend(self, peer: int, tag: int, view: memoryview, traffic: TrafficClass = BEST_EFFORT) -> Request:
         """See Transport. Done only after the peer has asked for the message."""
@@ -28,8 +32,8 @@ class RendezvousTransport(Layer):
         request = Request("send", peer, tag, view)
         error = self._listen_for_notes(pair)
         self._run_deferred()
-        announced = self._announced.setdefault(pair, {})
-        if announced.get(tag):
+        announced = self._announced[pair]
+        if announced[tag]:
             announced[tag] -= 1
             if not announced[tag]:
                 del announced[tag]
@@ -38,7 +42,7 @@ class RendezvousTransport(Layer):
         elif error is not None:
             request.fail(error)
         else:
-            self._waiting.setdefault(pair, {}).setdefault(tag, deque()).append(request)
+            self._waiting[pair].put(tag, request)
         return request
 
     def irecv(self, peer: int, tag: int, view: memoryview, traffic: TrafficClass = BEST_EFFORT) -> Request:
@@ -56,17 +60,11 @@ class RendezvousTransport(Layer):
 
     def on_note(self, pair: PairKey, tag: int, number: int) -> None:
         """Handle that the peer has posted a receive of this tag."""
-        waiting = self._waiting.get(pair, {})
-        queue = waiting.get(tag)
-        if queue is None:
-            announced = self._announced.setdefault(pair, {})
-            if len(announced) < MAX_PENDING_NOTES:
-                announced[tag] = announced.get(tag, 0) + 1
-            return
-        request = queue.popleft()
-        if not queue:
-            del waiting[tag]
-        self._complete_with(request, self.inner.isend(pair[0], tag, request.view, pair[1]))
+        request = self._waiting[pair].take(tag)
+        if request is not None:
+            self._complete_with(request, self.inner.isend(pair[0], tag, request.view, pair[1]))
+        elif len(self._announced[pair]) < MAX_PENDING_NOTES:
+            self._announced[pair][tag] += 1
 
     def forget(self, peer: int) -> None:
         """See Layer."""
@@ -76,7 +74,7 @@ class RendezvousTransport(Layer):
 
     def on_lost(self, pair: PairKey, error: TransportError) -> None:
         """Fail waiting sends: nobody will ask for them."""
-        for queue in self._waiting.pop(pair, {}).values():
+        for queue in self._waiting.pop(pair, TagQueues()).values():
             for request in queue:
                 request.fail(error)
 

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from testbed.comm.transport.base import Request, TransportError
 from testbed.comm.transport.channels import StripeSettings
-from testbed.comm.transport.mailbox import Mailbox, wrong_length
+from testbed.comm.transport.mailbox import Mailbox, TagQueues, wrong_length
 from testbed.comm.transport.onesided import PeerEnd, is_one_sided, is_put
 from testbed.comm.transport.rdma import wire
 from testbed.comm.transport.rdma.card import Card, QueuePair
@@ -41,12 +41,14 @@ class RdmaPair:
         # outgoing
         # by tag: a large message whose receive is not announced, and all behind it
         self._waiting_sends: dict[int, deque[Request]] = {}
-        self._announced: dict[int, deque[Frame]] = {}  # by tag: the peer's receives without a message
+        self._announced: TagQueues[Frame] = TagQueues()  # by tag: the peer's receives without a message
         self._known_receives = 0  # how many receives the peer has announced
         self._writes = WriteQueue(settings)
         # incoming
         self._mailbox = Mailbox()
-        self._asked_lengths: dict[int, deque[int]] = {}  # by tag: lengths of large messages without a receive
+        self._asked_lengths: TagQueues[int] = (
+            TagQueues()
+        )  # by tag: lengths of large messages without a receive
         self._segments = Segments(self.settings.mode == "dqplb")
         self._waiting: deque[Inbound] = deque()  # receives without a slot
         self._open: dict[int, list[Inbound]] = {}  # by tag: incomplete large receives
@@ -89,15 +91,12 @@ class RdmaPair:
     def _send_or_hold(self, request: Request) -> bool:
         """Return whether the message could be sent; otherwise it is the first of its tag to wait."""
         tag, length = request.tag, len(request.view)
-        known = self._announced.get(tag)
-        if length > self.settings.fast_bytes or known:
-            if not known:
+        announced = self._announced.take(tag)
+        if length > self.settings.fast_bytes or announced is not None:
+            if announced is None:
                 self._waiting_sends.setdefault(tag, deque()).appendleft(request)
                 self.fast.send(Frame(ASK, announced=self._known_receives, tag=tag, length=length))
                 return False
-            announced = known.popleft()
-            if not known:
-                del self._announced[tag]
             self._write(request, announced)
             return True
         self.fast.send(Frame(MESSAGE, announced=self._known_receives, tag=tag, length=length), request.view)
@@ -128,27 +127,18 @@ class RdmaPair:
         if self.lost is not None:
             request.fail(self.lost)
             return
-        asked_length = self._take_asked(tag)
+        asked_length = self._asked_lengths.take(tag)
         if asked_length is not None and asked_length != length:
             self._discard(request, asked_length)
         elif length > self.settings.fast_bytes:
             self._announce(Inbound(request, asked_length is not None))
         else:
-            self._mailbox.post(request)
+            self._mailbox.posted.put(request.tag, request)
 
     def _discard(self, request: Request, got: int) -> None:
         """Refuse the message that waits for this receive: it has another length."""
         self.fast.send(Frame(DISCARD, tag=request.tag))
         request.fail(wrong_length(self.rank, self.peer, request.tag, got, len(request.view)))
-
-    def _take_asked(self, tag: int) -> int | None:
-        lengths = self._asked_lengths.get(tag)
-        if lengths is None:
-            return None
-        length = lengths.popleft()
-        if not lengths:
-            del self._asked_lengths[tag]
-        return length
 
     def _announce(self, into: Inbound) -> None:
         """Announce the receive's memory to the peer, once a slot is free."""
@@ -286,7 +276,7 @@ class RdmaPair:
         return f"its message of {length} bytes does not fit a receive that is announced"
 
     def _deliver(self, tag: int, payload: memoryview) -> str:
-        request, length = self._mailbox.take_posted(tag), len(payload)
+        request, length = self._mailbox.posted.take(tag), len(payload)
         if request is None:
             if not self._mailbox.has_room(length, self._max_staged_bytes):
                 return f"it sent more than {self._max_staged_bytes} bytes without a posted receive"
@@ -317,7 +307,7 @@ class RdmaPair:
     def _on_announced(self, frame: Frame) -> None:
         waiting = self._waiting_sends.get(frame.tag)
         if waiting is None:
-            self._announced.setdefault(frame.tag, deque()).append(frame)
+            self._announced.put(frame.tag, frame)
             return
         self._write(waiting.popleft(), frame)
         self._send_next(frame.tag)
@@ -352,11 +342,11 @@ class RdmaPair:
             if into.unknown_to_sender(frame.announced):
                 into.matched = True  # the announcement is on its way
                 return ""
-        request = self._mailbox.take_posted(tag)
+        request = self._mailbox.posted.take(tag)
         if request is not None:
             self._discard(request, length)
         else:
-            self._asked_lengths.setdefault(tag, deque()).append(length)
+            self._asked_lengths.put(tag, length)
         return ""
 
     # ---- end
