@@ -17,8 +17,8 @@ from collections.abc import Callable
 
 from testbed.comm.transport.datagram.controls import Limits
 from testbed.comm.transport.datagram.controls.base import Window
-from testbed.contrib.conformance.datagrams import Channel, Fate
 from testbed.net.paths.datagram_recovery import RecoveryForm
+from tests.datagram_channel import Channel, Fate
 
 RECOVERIES = ("go_back_n", "selective_repeat", "nack", "erasure", "xor")
 RATE_BPS, ROUND_TRIP_S, PACKET_BYTES = 400e9, 0.025, 4096

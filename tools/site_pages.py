@@ -18,8 +18,7 @@ from typing import Any
 import typer
 
 import testbed
-from testbed.cli.lazy_commands import LazyCommand
-from testbed.cli.main import app
+from testbed.cli.main import LazyCommand, app
 from testbed.show.report.gallery import write_gallery
 
 ROOT = Path(__file__).resolve().parents[1]

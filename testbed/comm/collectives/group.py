@@ -7,7 +7,17 @@ from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
 from testbed.comm.collectives.algorithm_selection import TuningTable
-from testbed.comm.collectives.arrays import NOTHING, Array, Blocks, Operation, as_bytes, check_array
+from testbed.comm.collectives.arrays import (
+    NOTHING,
+    Array,
+    Blocks,
+    Operation,
+    Reduction,
+    as_bytes,
+    check_array,
+    operation_named,
+    reduction_name,
+)
 from testbed.comm.collectives.async_work import Work
 from testbed.comm.collectives.plan import Plan
 from testbed.comm.collectives.plan_executor import Group, execute_plan
@@ -225,6 +235,29 @@ class RankGroup:
     ) -> Steps:
         data = Blocks(source, target, planned.plan.bounds(target.size), operation)
         return execute_plan(self._group, planned.plan, data, tag, position)
+
+    def _execute(
+        self,
+        name: str,
+        planned: Planned,
+        array: Array,
+        source: Array,
+        target: Array,
+        async_op: bool,
+        timeout_s: float | None,
+        op: str | Reduction | None = None,
+        end: Callable[[], None] | None = None,
+    ) -> Work:
+        """Execute a plan on the blocks of `source` and `target`, then call `end`. array: for the record."""
+        operation = None if op is None else operation_named(op)
+
+        def steps(tag: int, position: Position) -> Steps:
+            yield from self._blocks(planned, source, target, tag, position, operation)
+            if end is not None:
+                end()
+
+        about = OperationInfo(array, planned.algorithm, "" if op is None else reduction_name(op))
+        return self._collective(name, steps, async_op, timeout_s, about)
 
     def _collective(
         self,

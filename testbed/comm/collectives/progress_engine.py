@@ -72,20 +72,6 @@ class Event:
                 self.on_done(self)
 
 
-class Outcome(Event):
-    """The end of a task as an event: waiting for it succeeds even if the task failed."""
-
-    __slots__ = ("task",)
-
-    def __init__(self, task: Task) -> None:
-        super().__init__()
-        self.task = task
-        if task.done:
-            self.done = True
-        else:
-            task.on_done = lambda _: self.set()
-
-
 class Task:
     """One running generator. `start_s`, `end_s`: CLOCK_MONOTONIC; `end_s` is NaN until it is done."""
 
@@ -204,9 +190,7 @@ class Task:
         waiting, self._waiting = self._waiting, ()
         if error is not None:
             for item in waiting:
-                if isinstance(item, Outcome):
-                    item.task.cancel(error)
-                elif isinstance(item, Task):
+                if isinstance(item, Task):
                     item.cancel(error)
         self._steps.close()
         if self.scope is not None:

@@ -106,12 +106,13 @@ def _plan(algorithm: Algorithm, request: PlanRequest) -> Plan:
         return plan if algorithm.channels is None else in_channels(plan, request.pieces)
 
 
+def _play_backwards(make: MakePlan, collective: Collective) -> MakePlan:
+    return lambda request: reverse(make(request), collective.name.replace("_", "-"), collective.reduces)
+
+
 @lru_cache(maxsize=128)
 def _reversed(algorithm: Algorithm, collective: Collective) -> Algorithm:
-    def make(request: PlanRequest) -> Plan:
-        return reverse(algorithm.make(request), collective.name.replace("_", "-"), collective.reduces)
-
-    return replace(algorithm, collective=collective, make=make)
+    return replace(algorithm, collective=collective, make=_play_backwards(algorithm.make, collective))
 
 
 @dataclass(frozen=True)
@@ -215,6 +216,19 @@ class Collective:
             return make
 
         return register_planner
+
+    def register_reversed(
+        self,
+        name: str,
+        make: MakePlan,
+        *,
+        channels: Pieces | None = None,
+        chunks: Pieces | None = None,
+        auto: AutoRule | None = None,
+    ) -> None:
+        """Register a planner of the mirrored collective, played backwards: the same steps, and as many bytes."""
+        made = Algorithm(self, _play_backwards(make, self), channels, chunks, name, _source(make))
+        self.add(name, made, auto)
 
     def add(self, name: str, algorithm: Algorithm | RowsAlgorithm, auto: AutoRule | None = None) -> None:
         """Register an algorithm under `name`; `register` does so for a planner function."""

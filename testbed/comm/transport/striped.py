@@ -14,7 +14,6 @@ from typing import Protocol
 
 from testbed.comm.transport.base import (
     BEST_EFFORT,
-    MAX_TAG,
     PeerCounters,
     Request,
     TrafficClass,
@@ -34,7 +33,7 @@ from testbed.comm.transport.sockets import MeshSettings
 from testbed.comm.transport.wire import ConnectionKey
 
 
-class StripedTransport(Mesh):
+class StripedTransport(Mesh["StripedPair"]):
     """One rank's striped pairs; see Transport for the messages.
 
     Args:
@@ -60,19 +59,9 @@ class StripedTransport(Mesh):
         eager: bool = False,
         listener: socket.socket | None = None,
     ) -> None:
-        self._pairs: dict[tuple[int, TrafficClass], StripedPair] = {}
         self._windows: dict[int, SharedWindow] = {}
         self._stripes = stripes or (lambda peer: StripeSettings())
         super().__init__(rank, addresses, settings, listener, eager)
-
-    def _connections_to(self, peer: int, tag: int, traffic: TrafficClass) -> StripedPair:
-        pair = self._pairs.get((peer, traffic))
-        if pair is None or not 0 <= tag <= MAX_TAG:
-            self._check_address(peer, tag)
-        if pair is None or (pair.lost is None and not pair.connected):
-            for key in self._keys(peer, traffic):
-                self._stream(peer, key)
-        return self._pairs[peer, traffic]
 
     def _make_stream(self, peer: int, key: ConnectionKey) -> Channel:
         settings = self._stripes(peer)
@@ -80,12 +69,12 @@ class StripedTransport(Mesh):
             raise ValueError(
                 f"channel: got {key.channel} of {key.channels}, expected one of {settings.connections}"
             )
-        pair = self._pairs.get((peer, key.traffic))
-        if pair is None:
+        pairs = self._pairs.setdefault(key.traffic, {})
+        if peer not in pairs:
             counters, staged = self._counters[peer], self.settings.max_staged_bytes
-            pair = self._pairs[peer, key.traffic] = StripedPair(
-                self.rank, peer, settings, staged, counters, self.exposed, self._window_of(settings)
-            )
+            window = self._window_of(settings)
+            pairs[peer] = StripedPair(self.rank, peer, settings, staged, counters, self.exposed, window)
+        pair = pairs[peer]
         channel = pair.channels[key.channel] = Channel(pair, key.channel)
         return channel
 
@@ -95,18 +84,9 @@ class StripedTransport(Mesh):
             return None
         return self._windows.setdefault(id(settings), SharedWindow(settings.together))
 
-    def _drop_lost(self, peer: int) -> None:
-        for pair_key in [
-            pair_key for pair_key, pair in self._pairs.items() if pair_key[0] == peer and pair.lost
-        ]:
-            del self._pairs[pair_key]
-
     def _keys(self, peer: int, traffic: TrafficClass = BEST_EFFORT) -> list[ConnectionKey]:
         count = self._stripes(peer).connections
         return [ConnectionKey(traffic, channel, count) for channel in range(count)]
-
-    def _before_goodbye(self, deadline_s: float) -> None:
-        self._progress_until(lambda: all(pair.can_say_goodbye for pair in self._pairs.values()), deadline_s)
 
 
 class StripedPair(Reassembler):
@@ -138,17 +118,17 @@ class StripedPair(Reassembler):
         self._sequences: SegmentOrder[IncomingMessage] = SegmentOrder()
 
     @property
-    def connected(self) -> bool:
+    def is_connected(self) -> bool:
         """Whether every channel has, or had, a connection."""
-        channels = self.channels.values()
-        count = sum(channel.sock is not None or channel.lost is not None for channel in channels)
-        return count == self.settings.connections
+        return self._begun or self.settings.connections == sum(
+            channel.is_connected or channel.lost is not None for channel in self.channels.values()
+        )
 
     @property
     def can_say_goodbye(self) -> bool:
         """Whether all channels can say goodbye: no message waits to be cut, and a pair in use has all its channels."""
         in_use = any(channel.sock is not None for channel in self.channels.values())
-        return self.lost is not None or (not self._waiting and (self.connected or not in_use))
+        return self.lost is not None or (not self._waiting and (self.is_connected or not in_use))
 
     # ---- called by the rank
 
@@ -181,7 +161,7 @@ class StripedPair(Reassembler):
         """
         if not self._begun:
             # every pair starts with the same channel, whichever connected first
-            self._begun = self.connected
+            self._begun = self.is_connected
             if not self._begun:
                 return
         settings, window = self.settings, self._window

@@ -21,7 +21,6 @@ from testbed.comm.collectives import (
     Collective,
     Communicator,
     RowsAlgorithm,
-    Work,
     algorithm_of,
     collective_of,
     count_wrong_output,
@@ -39,6 +38,7 @@ from testbed.contrib.conformance.harness import (
     communicators_of,
     finish,
     layouts,
+    run,
     sent_bytes,
 )
 
@@ -160,7 +160,12 @@ def _check(
     if collective is ALL_REDUCE:
         outputs = inputs
     try:
-        sent = _run(collective, algorithm, groups, root, outputs, inputs, op)
+        if collective is ALL_REDUCE:  # in place, as ranks call it
+            sent = run(groups, Communicator.all_reduce, outputs, op=op, algorithm=algorithm)
+        else:
+            kinds = [collective] * size
+            options = {"op": op, "algorithm": algorithm, "root": root}
+            sent = run(groups, Communicator.collective, kinds, outputs, inputs, **options)
     except TransportError as error:
         raise Nonconforming(f"{case}: {error}") from error
     for rank, output in enumerate(outputs):
@@ -179,39 +184,6 @@ def _input(collective: Collective, rank: int, size: int, root: int, numel: int, 
     array = np.empty(numel * len(collective.before(rank, size, root)), dtype_named(dtype))
     fill(array, rank, numel, op)
     return array
-
-
-def _run(
-    collective: Collective,
-    algorithm: Algorithm | str,
-    groups: list[int],
-    root: int,
-    outputs: Sequence[Array],
-    inputs: Sequence[Array],
-    op: str,
-) -> Sent:
-    """Run the collective on all ranks; returns payload bytes by pair of ranks."""
-    communicators = communicators_of(groups)
-    works = [
-        _start(communicator, collective, algorithm, root, outputs[rank], inputs[rank], op)
-        for rank, communicator in enumerate(communicators)
-    ]
-    finish(communicators, works)
-    return sent_bytes(communicators)
-
-
-def _start(
-    communicator: Communicator,
-    collective: Collective,
-    algorithm: Algorithm | str,
-    root: int,
-    output: Array,
-    input: Array,
-    op: str,
-) -> Work:
-    if collective is ALL_REDUCE:  # in place, as ranks call it
-        return communicator.all_reduce(output, op, algorithm, async_op=True)
-    return communicator.collective(collective, output, input, op, algorithm, async_op=True, root=root)
 
 
 COLUMNS = 2  # elements of a row

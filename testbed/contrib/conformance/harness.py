@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
 import threading
 import time
+import unittest
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -72,11 +72,6 @@ def filled(numel: int, rank: int, dtype: str, op: str = "sum") -> Array:
     return array
 
 
-def joined(size: int, numel: int, dtype: str) -> Array:
-    """Return the inputs of all ranks, concatenated."""
-    return np.concatenate([filled(numel, rank, dtype) for rank in range(size)])
-
-
 def layouts(size: int) -> list[list[int]]:
     """Return assignments of ranks to buildings, as far as there are enough ranks.
 
@@ -124,23 +119,9 @@ def in_threads(size: int, make: Callable[[int], Transport], program: Program) ->
     return results
 
 
-class raises:
-    """A context manager that expects an error of this class whose message matches; `value` is the error."""
-
-    def __init__(self, kind: type[Exception], match: str = "") -> None:
-        self.kind, self.match = kind, match
-        self.value: Exception
-
-    def __enter__(self) -> raises:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
-        assert error is not None, f"no {self.kind.__name__} was raised"
-        if not isinstance(error, self.kind):
-            return False
-        assert re.search(self.match, str(error)), f"got {str(error)!r}, expected {self.match!r}"
-        self.value = error
-        return True
+def raises(kind: type[Exception], match: str = "") -> Any:
+    """Return a context manager that expects an error whose message matches; its `exception` is the error."""
+    return unittest.TestCase().assertRaisesRegex(kind, match)  # noqa: PT027 (users need no pytest)
 
 
 def wait_requests(transport: Transport, *requests: Request) -> None:

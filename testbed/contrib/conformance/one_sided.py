@@ -82,7 +82,7 @@ def check_out_of_bounds_put_loses_its_sender(run: Runner) -> None:
         with raises(PeerLost) as caught:
             wait_requests(transport, transport.irecv(peer, 1, memoryview(bytearray(1))))
         assert window == bytes(1000)
-        return str(caught.value)
+        return str(caught.exception)
 
     for offset, wrong, words in (
         (901, 0, "its put of 100 bytes at offset 901 into window 0, which has 1000 bytes"),

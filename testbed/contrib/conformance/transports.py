@@ -191,7 +191,7 @@ def check_length_mismatch_names_both_ranks(run: Runner, early: bool, length: int
         buffer = bytearray(4)
         wait_requests(transport, transport.irecv(0, 5, memoryview(buffer)))
         assert buffer == b"next"
-        return str(caught.value)
+        return str(caught.exception)
 
     words = f"rank 1: message from peer 0, tag 5: got {length} bytes, expected 3, as posted"
     assert run(2, program)[1] == words
@@ -252,8 +252,8 @@ def check_timeout_names_rank_and_peer(run: Runner) -> None:
         with raises(TransportTimeout) as caught:
             wait_all(transport, [transport.irecv(1, 1, memoryview(bytearray(1)))], 0.05)
         wait_requests(transport, transport.isend(1, 1, memoryview(b"x")))
-        assert isinstance(caught.value, TimeoutError)
-        return str(caught.value)
+        assert isinstance(caught.exception, TimeoutError)
+        return str(caught.exception)
 
     assert run(2, program)[0] == "rank 0: recv with peer 1: nothing within 0.05 s"
 

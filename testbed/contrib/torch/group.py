@@ -5,7 +5,8 @@ Methods that PyTorch's C++ calls have the names of `c10d::ProcessGroup` in 2.13;
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -15,7 +16,14 @@ import torch.distributed as dist
 from testbed.contrib.torch.group_base import ProcessGroupBase, Tensors, Work
 from testbed.contrib.torch.launch_env import BackendError
 from testbed.contrib.torch.tensors import Staged, concatenate_flat, reduction, split_into
-from testbed.contrib.torch.worker import PendingOperation
+from testbed.contrib.torch.worker import Finish, PendingOperation
+
+_METHODS = {
+    "all_gather": "all_gather_into_tensor",
+    "all_to_all": "all_to_all_single",
+    "reduce_scatter": "reduce_scatter_tensor",
+}
+"""Methods of a communicator that do not have the name of their collective."""
 
 
 class Group(ProcessGroupBase):
@@ -25,52 +33,28 @@ class Group(ProcessGroupBase):
 
     def allreduce(self, tensors: Tensors, opts: Any = None) -> Work:
         """See torch.distributed.all_reduce."""
-        return self._all(tensors, self._all_reduce(opts))
+        return self._all(tensors, partial(self._reduce, "all_reduce", opts, ()))
 
     allreduce_coalesced = allreduce
 
-    def _all_reduce(self, opts: Any) -> Callable[[torch.Tensor], PendingOperation]:
-        op = _op(opts)
-
-        def one(tensor: torch.Tensor) -> PendingOperation:
-            staged, how = Staged(tensor, writes=True), reduction(op, tensor.dtype)
-            algorithm = self._job.algorithm("all_reduce")
-            return self._submit(
-                lambda: self._communicator.all_reduce(staged.array, how, algorithm, async_op=True),
-                staged.copy_back,
-                opts,
-            )
-
-        return one
-
     def reduce(self, tensors: Tensors, opts: Any) -> Work:
         """See torch.distributed.reduce."""
+        return self._all(tensors, partial(self._reduce, "reduce", opts, (opts.rootRank,)))
 
-        def one(tensor: torch.Tensor) -> PendingOperation:
-            staged, how = Staged(tensor, writes=True), reduction(_op(opts), tensor.dtype)
-            algorithm = self._job.algorithm("reduce")
-            return self._submit(
-                lambda: self._communicator.reduce(staged.array, opts.rootRank, how, algorithm, async_op=True),
-                staged.copy_back,
-                opts,
-            )
-
-        return self._all(tensors, one)
+    def _reduce(
+        self, collective: str, opts: Any, root: tuple[int, ...], tensor: torch.Tensor
+    ) -> PendingOperation:
+        """Reduce in place."""
+        staged, how = Staged(tensor, writes=True), reduction(_op(opts), tensor.dtype)
+        return self._start(collective, (staged.array, *root, how), staged.copy_back, opts)
 
     def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
         """See torch.distributed.reduce_scatter_tensor."""
-        return self._one(self._reduce_scatter(output, input, opts), [output])
+        return self._several([self._reduce_scatter(output, input, opts)], [output])
 
     def _reduce_scatter(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> PendingOperation:
         written, read, how = Staged(output, writes=True), Staged(input), reduction(_op(opts), input.dtype)
-        algorithm = self._job.algorithm("reduce_scatter")
-        return self._submit(
-            lambda: self._communicator.reduce_scatter_tensor(
-                written.array, read.array, how, algorithm, async_op=True
-            ),
-            written.copy_back,
-            opts,
-        )
+        return self._start("reduce_scatter", (written.array, read.array, how), written.copy_back, opts)
 
     def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
         """Start several `reduce_scatter_single` at once."""
@@ -85,22 +69,10 @@ class Group(ProcessGroupBase):
                 parts.append(self._reduce_scatter(output, concatenate_flat(shares), opts))
                 continue
             for root, share in enumerate(shares):  # one reduction per share, each to its rank
-                copy = share.detach().clone().contiguous()
-                staged, how = Staged(copy), reduction(_op(opts), share.dtype)
-                parts.append(self._reduced_to(root, staged, how, output, copy, opts))
+                copy, how = share.detach().clone().contiguous(), reduction(_op(opts), share.dtype)
+                finish = partial(output.detach().copy_, copy) if root == self._communicator.rank else None
+                parts.append(self._start("reduce", (Staged(copy).array, root, how), finish, opts))
         return self._several(parts, list(outputs))
-
-    def _reduced_to(
-        self, root: int, staged: Staged, how: Any, output: torch.Tensor, copy: torch.Tensor, opts: Any
-    ) -> PendingOperation:
-        def finish() -> None:
-            if root == self._communicator.rank:
-                output.detach().copy_(copy)
-
-        algorithm = self._job.algorithm("reduce")
-        return self._submit(
-            lambda: self._communicator.reduce(staged.array, root, how, algorithm, async_op=True), finish, opts
-        )
 
     # ---- copies
 
@@ -110,29 +82,17 @@ class Group(ProcessGroupBase):
 
     def _broadcast(self, tensor: torch.Tensor, root: int, opts: Any) -> PendingOperation:
         staged = Staged(tensor, writes=root != self._communicator.rank)
-        algorithm = self._job.algorithm("broadcast")
-        return self._submit(
-            lambda: self._communicator.broadcast(staged.array, root, algorithm, async_op=True),
-            staged.copy_back,
-            opts,
-        )
+        return self._start("broadcast", (staged.array, root), staged.copy_back, opts)
 
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
         """See torch.distributed.all_gather_into_tensor."""
-        return self._one(self._all_gather(output, input, opts), [output])
+        return self._several([self._all_gather(output, input, opts)], [output])
 
     def _all_gather(
-        self, output: torch.Tensor, input: torch.Tensor, opts: Any, finish: Callable[[], None] | None = None
+        self, output: torch.Tensor, input: torch.Tensor, opts: Any, finish: Finish | None = None
     ) -> PendingOperation:
         written, read = Staged(output, writes=True), Staged(input)
-        algorithm = self._job.algorithm("all_gather")
-        return self._submit(
-            lambda: self._communicator.all_gather_into_tensor(
-                written.array, read.array, algorithm, async_op=True
-            ),
-            finish or written.copy_back,
-            opts,
-        )
+        return self._start("all_gather", (written.array, read.array), finish or written.copy_back, opts)
 
     def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
         """Start several `all_gather_single` at once."""
@@ -145,7 +105,7 @@ class Group(ProcessGroupBase):
         for shares, own in zip(outputs, inputs, strict=True):
             if len({share.numel() for share in shares}) == 1:
                 whole = own.new_empty(own.numel() * len(shares))
-                parts.append(self._all_gather(whole, own, opts, _splitter(whole, shares)))
+                parts.append(self._all_gather(whole, own, opts, partial(split_into, whole, shares)))
                 continue
             shares[self._communicator.rank].detach().copy_(own)
             parts += [self._broadcast(share, root, opts) for root, share in enumerate(shares)]
@@ -157,32 +117,20 @@ class Group(ProcessGroupBase):
 
     def gather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any) -> Work:
         """See torch.distributed.gather."""
-        own, here = inputs[0], opts.rootRank == self._communicator.rank
-        read, algorithm = Staged(own), self._job.algorithm("gather")
-        whole = own.new_empty(own.numel() * self.size()) if here else None
-        written = Staged(whole) if whole is not None else None
-        part = self._submit(
-            lambda: self._communicator.gather(
-                written.array if written else None, read.array, opts.rootRank, algorithm, async_op=True
-            ),
-            _splitter(whole, outputs[0]) if whole is not None else None,
-            opts,
-        )
-        return self._one(part, list(chain.from_iterable(outputs)))
+        own, written, finish = inputs[0], None, None
+        read = Staged(own).array
+        if opts.rootRank == self._communicator.rank:
+            whole = own.new_empty(own.numel() * self.size())
+            written, finish = Staged(whole).array, partial(split_into, whole, outputs[0])
+        part = self._start("gather", (written, read, opts.rootRank), finish, opts)
+        return self._several([part], list(chain.from_iterable(outputs)))
 
     def scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> Work:
         """See torch.distributed.scatter."""
-        output, here = outputs[0], opts.rootRank == self._communicator.rank
-        written, algorithm = Staged(output, writes=True), self._job.algorithm("scatter")
-        read = Staged(concatenate_flat(inputs[0])) if here else None
-        part = self._submit(
-            lambda: self._communicator.scatter(
-                written.array, read.array if read else None, opts.rootRank, algorithm, async_op=True
-            ),
-            written.copy_back,
-            opts,
-        )
-        return self._one(part, [output])
+        written, here = Staged(outputs[0], writes=True), opts.rootRank == self._communicator.rank
+        read = Staged(concatenate_flat(inputs[0])).array if here else None
+        part = self._start("scatter", (written.array, read, opts.rootRank), written.copy_back, opts)
+        return self._several([part], [outputs[0]])
 
     # ---- all-to-all
 
@@ -196,68 +144,49 @@ class Group(ProcessGroupBase):
     ) -> Work:
         """See torch.distributed.all_to_all_single; splits are rows of each rank, empty for equal shares."""
         written, read = Staged(output, writes=True), Staged(input)
-        splits = [
-            [rows * _row(tensor) * (staged.array.size // max(1, tensor.numel())) for rows in given] or None
+        sizes = [
+            [rows * _row(tensor) * (staged.array.size // max(1, tensor.numel())) for rows in given]
             for given, tensor, staged in (
                 (output_splits or (), output, written),
                 (input_splits or (), input, read),
             )
         ]
-        if (splits[0] is None) != (splits[1] is None):
-            splits = [
-                sizes or _even(staged, self.size())
-                for sizes, staged in zip(splits, (written, read), strict=True)
+        if any(sizes):
+            parts = self.size()
+            sizes = [
+                own or [staged.array.size // parts] * parts
+                for own, staged in zip(sizes, (written, read), strict=True)
             ]
-        return self._one(self._to_all(written, read, splits[0], splits[1], written.copy_back, opts), [output])
+        arrays = written.array, read.array
+        part = self._start("all_to_all", (*arrays, *(own or None for own in sizes)), written.copy_back, opts)
+        return self._several([part], [output])
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
         """See torch.distributed.all_to_all."""
         sent, received = concatenate_flat(inputs), concatenate_flat(outputs)
-        written, read = Staged(received), Staged(sent)
-        unit = read.array.size // max(1, sent.numel()) if sent.numel() else 1
-        sizes = [[tensor.numel() * unit for tensor in tensors] for tensors in (outputs, inputs)]
-        part = self._to_all(written, read, sizes[0], sizes[1], _splitter(received, outputs), opts)
-        return self._one(part, list(outputs))
-
-    def _to_all(
-        self,
-        written: Staged,
-        read: Staged,
-        output_sizes: list[int] | None,
-        input_sizes: list[int] | None,
-        finish: Callable[[], None],
-        opts: Any,
-    ) -> PendingOperation:
-        algorithm = self._job.algorithm("all_to_all")
-        return self._submit(
-            lambda: self._communicator.all_to_all_single(
-                written.array, read.array, output_sizes, input_sizes, algorithm, async_op=True
-            ),
-            finish,
-            opts,
+        written, read = Staged(received).array, Staged(sent).array
+        unit = read.size // sent.numel() if sent.numel() else 1
+        sizes = ([tensor.numel() * unit for tensor in tensors] for tensors in (outputs, inputs))
+        part = self._start(
+            "all_to_all", (written, read, *sizes), partial(split_into, received, outputs), opts
         )
+        return self._several([part], list(outputs))
 
     # ---- point to point
 
     def send(self, tensors: Tensors, dst: int, tag: int = 0) -> Work:
         """See torch.distributed.isend."""
-
-        def one(tensor: torch.Tensor) -> PendingOperation:
-            staged = Staged(tensor)
-            return self._submit(lambda: self._communicator.isend(staged.array, dst, tag), None, None)
-
-        return self._all(tensors, one)
+        return self._all(tensors, lambda tensor: self._message("isend", Staged(tensor), dst, tag))
 
     def recv(self, tensors: Tensors, src: int, tag: int = 0) -> Work:
         """See torch.distributed.irecv."""
+        return self._all(
+            tensors, lambda tensor: self._message("irecv", Staged(tensor, writes=True), src, tag)
+        )
 
-        def one(tensor: torch.Tensor) -> PendingOperation:
-            staged = Staged(tensor, writes=True)
-            return self._submit(
-                lambda: self._communicator.irecv(staged.array, src, tag), staged.copy_back, None
-            )
-
-        return self._all(tensors, one)
+    def _message(self, method: str, staged: Staged, peer: int, tag: int) -> PendingOperation:
+        begin = partial(getattr(self._communicator, method), staged.array, peer, tag)
+        return self._submit(begin, staged.copy_back, None)
 
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> Work:
         """Raise BackendError: receives from any source are not supported."""
@@ -265,7 +194,16 @@ class Group(ProcessGroupBase):
 
     def barrier(self, opts: Any = None) -> Work:
         """See torch.distributed.barrier."""
-        return self._one(self._submit(lambda: self._communicator.barrier(async_op=True), None, opts), [])
+        begin = partial(self._communicator.barrier, async_op=True)
+        return self._several([self._submit(begin, None, opts)], [])
+
+    def _start(
+        self, collective: str, arguments: tuple[Any, ...], finish: Finish | None, opts: Any
+    ) -> PendingOperation:
+        """Start a collective with the job's algorithm for it."""
+        method = getattr(self._communicator, _METHODS.get(collective, collective))
+        begin = partial(method, *arguments, algorithm=self._job.algorithm(collective), async_op=True)
+        return self._submit(begin, finish, opts)
 
     # ---- names before 2.13
 
@@ -283,11 +221,3 @@ def _op(opts: Any) -> Any:
 def _row(tensor: torch.Tensor) -> int:
     """Return the elements of a row of the first dimension."""
     return tensor[0].numel() if tensor.dim() and tensor.shape[0] else 1
-
-
-def _even(staged: Staged, parts: int) -> list[int]:
-    return [staged.array.size // parts] * parts
-
-
-def _splitter(whole: torch.Tensor, tensors: Tensors) -> Callable[[], None]:
-    return lambda: split_into(whole, tensors)

@@ -17,7 +17,7 @@ from testbed.comm import collectives
 from testbed.comm.collectives import Communicator
 from testbed.contrib.torch.launch_env import ProgramJob
 from testbed.contrib.torch.roofline import sleep_pending
-from testbed.contrib.torch.worker import PendingOperation, Worker
+from testbed.contrib.torch.worker import Finish, PendingOperation, Worker
 
 NAME = "testbed"
 Tensors = Sequence[torch.Tensor]
@@ -122,7 +122,7 @@ class ProcessGroupBase(dist.ProcessGroup):  # type: ignore[misc]
 
     # ---- shared by all operations
 
-    def _submit(self, begin: Begin, finish: Callable[[], None] | None, opts: Any) -> PendingOperation:
+    def _submit(self, begin: Begin, finish: Finish | None, opts: Any) -> PendingOperation:
         sleep_pending()
         return self._worker.submit(lambda: (begin(),), finish, self._seconds(opts))
 
@@ -130,9 +130,6 @@ class ProcessGroupBase(dist.ProcessGroup):  # type: ignore[misc]
         timeout = getattr(opts, "timeout", None)
         given_s = timeout.total_seconds() if timeout is not None else 0.0
         return given_s if given_s > 0 else self._timeout_s
-
-    def _one(self, part: PendingOperation, tensors: Any) -> Work:
-        return self._several([part], tensors)
 
     def _all(self, tensors: Tensors, one: Callable[[torch.Tensor], PendingOperation]) -> Work:
         return self._several([one(tensor) for tensor in tensors], list(tensors))
@@ -177,15 +174,16 @@ class Work(dist.Work):  # type: ignore[misc]
 
     def is_completed(self) -> bool:
         """Return whether it has ended, successfully or not."""
-        return all(part.done for part in self.parts)
+        return all(part.done() for part in self.parts)
 
     def is_success(self) -> bool:
         """Return whether it has ended successfully."""
         return self.is_completed() and self.exception() is None
 
-    def exception(self) -> Exception | None:
+    def exception(self) -> BaseException | None:
         """Return the first error so far, if any."""
-        return next((part.error for part in self.parts if part.error is not None), None)
+        errors = (part.exception() for part in self.parts if part.done())
+        return next(filter(None, errors), None)
 
     def result(self) -> Any:
         """Return its tensors."""
@@ -201,7 +199,7 @@ class Work(dist.Work):  # type: ignore[misc]
     def _watch(self, number: int) -> None:
         """Watch the parts one after the other; the future is complete after the last."""
         if number < len(self.parts):
-            self.parts[number].add_done_callback(lambda: self._watch(number + 1))
+            self.parts[number].add_done_callback(lambda _: self._watch(number + 1))
             return
         if not _callback_pool:
             _callback_pool.append(ThreadPoolExecutor(_MOST_CALLBACKS, "testbed-callbacks"))

@@ -12,6 +12,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent import futures
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from testbed.comm.collectives import Communicator, Work
@@ -19,10 +21,11 @@ from testbed.comm.transport import TransportError
 
 Result = TypeVar("Result")
 Begin = Callable[[], Sequence[Work]]
+Finish = Callable[[], object]
 CLOSED = "this rank has left its job"
 
 
-class PendingOperation:
+class PendingOperation(Future[None]):
     """A submitted operation, which any thread can wait for.
 
     begin: starts it and returns its Works.
@@ -30,45 +33,27 @@ class PendingOperation:
     timeout_s: measured from its start.
     """
 
-    def __init__(self, begin: Begin, finish: Callable[[], None] | None, timeout_s: float) -> None:
+    def __init__(self, begin: Begin, finish: Finish | None, timeout_s: float) -> None:
+        super().__init__()
         self.begin = begin
         self.finish = finish
         self.timeout_s = timeout_s
         self.deadline_s = math.inf
         self.works: Sequence[Work] = ()
-        self.error: Exception | None = None
-        self._ended = threading.Event()
-        self._lock = threading.Lock()
-        self._callbacks: list[Callable[[], None]] = []
-
-    @property
-    def done(self) -> bool:
-        """Whether it has ended."""
-        return self._ended.is_set()
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until it has ended, at most `timeout_s`; returns whether it has. Raises the operation's own error."""
-        if not self._ended.wait(timeout_s):
+        if not futures.wait([self], timeout_s).done:
             return False
-        if self.error is not None:
-            raise self.error
+        self.result()
         return True
-
-    def add_done_callback(self, callback: Callable[[], None]) -> None:
-        """Call this once it has ended, in any thread; at once if it has ended already."""
-        with self._lock:
-            if not self._ended.is_set():
-                self._callbacks.append(callback)
-                return
-        callback()
 
     def end(self, error: Exception | None) -> None:
         """Mark the operation as ended; called by the worker."""
-        with self._lock:
-            self.error = error
-            self._ended.set()
-        for callback in self._callbacks:
-            callback()
+        if error is None:
+            self.set_result(None)
+        else:
+            self.set_exception(error)
         self.begin, self.finish, self.works = tuple, None, ()  # release all arrays
 
 
@@ -96,7 +81,7 @@ class Worker:
         return self._communicator
 
     def submit(
-        self, begin: Begin, finish: Callable[[], None] | None = None, timeout_s: float = 1800.0
+        self, begin: Begin, finish: Finish | None = None, timeout_s: float = 1800.0
     ) -> PendingOperation:
         """Start an operation soon, in the order of submission."""
         operation = PendingOperation(begin, finish, timeout_s)

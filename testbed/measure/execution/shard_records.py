@@ -25,10 +25,10 @@ RankRecord = dict[str, Any]
 
 @dataclass(frozen=True)
 class NetworkRecord:
-    """The controller's final state (policy, rules with their counts) and its events."""
+    """The controller's final state and its events; rules have the packets and (emulated) bytes that matched them."""
 
     policy: dict[str, Any]
-    bridges: dict[str, list[RankRecord]]
+    rules: list[RankRecord]
     events: Sequence[Mapping[str, Any]]
     restarts: int
 
@@ -37,19 +37,14 @@ class NetworkRecord:
         """Query the controller of a running fabric."""
         assert fabric.controller is not None
         api = fabric.controller.api
-        return cls(api.show(), api.rules(), events, fabric.controller.restarts)
+        rules = [{"bridge": bridge, **rule} for bridge, own in api.rules().items() for rule in own]
+        return cls(api.show(), rules, events, fabric.controller.restarts)
 
     @property
     def repairs(self) -> list[str]:
         """Descriptions of the rules that the controller had to restore."""
         found = [event for event in self.events if event["event"] == "repaired"]
         return [f"{event['bridge']}: {event['words']}" for event in found]
-
-    def rule_lines(self) -> Iterator[RankRecord]:
-        """Yield one record per rule, with the packets and (emulated) bytes that matched it."""
-        for bridge, rules in self.bridges.items():
-            for rule in rules:
-                yield {"bridge": bridge, **rule}
 
 
 @dataclass

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,7 +43,7 @@ def read_lab(path: Path, netem: Path | None = None) -> ImportedNetwork:
     if not isinstance(topology, Mapping) or not isinstance(topology.get("nodes"), Mapping):
         expected = "a containerlab topology, with topology.nodes"
         raise BadInput(where=str(path), got="none", expected=expected)
-    lab = _Lab(path, document, topology)
+    lab = _Lab(path, document, topology, ImportedNetwork(path))
     return lab.network(netem or path.with_name(NETEM_FILE), required=netem is not None)
 
 
@@ -54,8 +54,7 @@ class _Lab:
     path: Path
     document: Document
     topology: Mapping[str, Any]
-    left_out: list[str] = field(default_factory=list)
-    assumed: list[str] = field(default_factory=list)
+    found: ImportedNetwork
     nodes: dict[str, Element] = field(default_factory=dict)
     links: list[Element] = field(default_factory=list)
     settings: dict[End, Setting] = field(default_factory=dict)
@@ -70,44 +69,34 @@ class _Lab:
 
     def network(self, script: Path, required: bool) -> ImportedNetwork:
         """Return the network, with all that was left out or assumed."""
+        found, left_out = self.found, self.found.left_out
+        found.name = self.name
         self.nodes = {name: self._node(name) for name in self.topology["nodes"]}
         ends = list(self._links())
         self._report_other_keys()
         self._place_settings(self.node_settings, ends)
         if required or script.is_file():
-            self._read_settings(script, ends)
+            self._place_settings(read_script(script, self._scale(), found), ends)
         hosts = self._hosts(ends)
-        found = ImportedNetwork(self.path, name=self.name)
         for name in self.nodes:
             if name not in hosts:
-                own = [
-                    link for link in ends if hosts.get(link[0][0]) == name or hosts.get(link[1][0]) == name
-                ]
-                card = self._card(name, own)
-                kind = self._kind(name)
-                found.nodes[name] = Node(
-                    name,
-                    len(own) if hosts else None,
-                    card.rate_bps,
-                    card.delay_s or 0.0,
-                    "" if kind == "linux" else kind,
-                )
+                own = [link for link in ends if name in (hosts.get(link[0][0]), hosts.get(link[1][0]))]
+                card, kind = self._card(name, own), self._kind(name)
+                shown_kind = "" if kind == "linux" else kind
+                count = len(own) if hosts else None
+                found.nodes[name] = Node(name, count, card.rate_bps, card.delay_s or 0.0, shown_kind)
                 if kind in BRIDGES:
-                    self.assumed.append(f"{name}, of kind {kind}, is a building")
+                    found.assumed.append(f"{name}, of kind {kind}, is a building")
         for a, b in ends:
             if a[0] not in hosts and b[0] not in hosts:
                 found.edges.append(Edge(a[0], b[0], self._direction(a), self._direction(b)))
-        for end, setting in self.settings.items():
-            if end not in self.used:
-                self.left_out.append(
-                    f"{setting.where}: all NICs of a building are the same, in both directions"
-                )
-        found.left_out = [
-            *self.left_out,
-            *unused_attributes("node", list(self.nodes.values())),
-            *unused_attributes("link", self.links),
+        left_out += [
+            f"{setting.where}: all NICs of a building are the same, in both directions"
+            for end, setting in self.settings.items()
+            if end not in self.used
         ]
-        found.assumed = self.assumed
+        left_out += unused_attributes("node", list(self.nodes.values()))
+        left_out += unused_attributes("link", self.links)
         return found
 
     # --- nodes
@@ -132,14 +121,15 @@ class _Lab:
                 continue
             others.append(command)
             if re.search(r"\btc\b|\bnetem\b", command):
-                self.left_out.append(where)
+                self.found.left_out.append(where)
         if commands:
-            node.attributes |= {"exec": others}
-        if commands and not others:
-            node.use("exec")
+            node.attributes["exec"] = others
+            if not others:
+                node.use("exec")
         labels = {key: value for key, value in (values.get("labels") or {}).items() if key != KIND_LABEL}
-        node.attributes |= {"labels": labels} if labels else {}
-        if not labels:
+        if labels:
+            node.attributes["labels"] = labels
+        else:
             node.attributes.pop("labels", None)
         return node
 
@@ -172,21 +162,18 @@ class _Lab:
         for key in self.topology:
             if key in ("kinds", "groups"):
                 for name in self._mapping((key,)):
-                    values = self._mapping((key, name))
-                    others += [
-                        f"{key}.{name}.{inner}" for inner in values if (key, inner) != ("groups", "kind")
-                    ]
+                    own = (
+                        inner for inner in self._mapping((key, name)) if (key, inner) != ("groups", "kind")
+                    )
+                    others += [f"{key}.{name}.{inner}" for inner in own]
             elif key == "defaults":
-                own = ("kind", "group")
-                labels = self._mapping(("defaults", "labels"))
-                others += [
-                    f"defaults.{inner}" for inner in self._mapping((key,)) if inner not in (*own, "labels")
-                ]
+                known, labels = ("kind", "group", "labels"), self._mapping(("defaults", "labels"))
+                others += [f"defaults.{inner}" for inner in self._mapping((key,)) if inner not in known]
                 others += [f"defaults.labels.{label}" for label in labels if label != SCALE_LABEL]
             elif key not in ("nodes", "links"):
                 others.append(key)
         if others:
-            self.left_out.append(f"of the lab: {', '.join(others)}")
+            self.found.left_out.append(f"of the lab: {', '.join(others)}")
 
     def _scale(self) -> float:
         text = self._mapping(("defaults", "labels")).get(SCALE_LABEL, 1.0)
@@ -212,7 +199,7 @@ class _Lab:
             if "endpoint" in link:
                 node, interface = self._end(f"{where}.endpoint", link["endpoint"])
                 kind = str(link.get("type", "one-ended"))
-                self.left_out.append(f"{_article(kind)} {kind} link of {node}:{interface}")
+                self.found.left_out.append(f"{_article(kind)} {kind} link of {node}:{interface}")
                 continue
             ends = link.get("endpoints")
             if not isinstance(ends, list) or len(ends) != 2:
@@ -222,7 +209,9 @@ class _Lab:
             outside = [end[0] for end in (a, b) if end[0] in _ONE_ENDED and end[0] not in self.nodes]
             if outside:
                 other = next((end for end in (a, b) if end[0] not in outside), b)
-                self.left_out.append(f"{_article(outside[0])} {outside[0]} link of {other[0]}:{other[1]}")
+                self.found.left_out.append(
+                    f"{_article(outside[0])} {outside[0]} link of {other[0]}:{other[1]}"
+                )
                 continue
             for node, interface in (a, b):
                 if node not in self.nodes:
@@ -256,7 +245,6 @@ class _Lab:
 
     def _hosts(self, ends: list[tuple[End, End]]) -> dict[str, str]:
         """Return the nodes that are hosts, and the building of each; none where all nodes would be."""
-        degree = Counter(end[0] for link in ends for end in link)
         others: dict[str, list[str]] = defaultdict(list)
         for (a, _), (b, _) in ends:
             others[a].append(b)
@@ -264,7 +252,7 @@ class _Lab:
         found = {
             name: own[0]
             for name, own in others.items()
-            if len(own) == 1 and self._is_host(name, degree[own[0]])
+            if len(own) == 1 and self._is_host(name, len(others[own[0]]))
         }
         return {} if len(found) == len(self.nodes) else found
 
@@ -276,12 +264,6 @@ class _Lab:
 
     # --- settings
 
-    def _read_settings(self, path: Path, ends: list[tuple[End, End]]) -> None:
-        script = read_script(path, self._scale())
-        self.left_out += script.left_out
-        self.assumed += script.assumed
-        self._place_settings(script.settings, ends)
-
     def _place_settings(self, settings: Sequence[Setting], ends: list[tuple[End, End]]) -> None:
         """Give each setting to the interface that it is of, or name it."""
         containers = {self._container(name): name for name in self.nodes}
@@ -289,17 +271,17 @@ class _Lab:
         for setting in settings:
             name = containers.get(setting.container, setting.container)
             if name not in self.nodes:
-                self.left_out.append(f"{setting.where}: no node of this lab")
+                self.found.left_out.append(f"{setting.where}: no node of this lab")
                 continue
             end = name, linux_name(self._kind(name), setting.interface)
             if end not in known:
                 own = sorted(interface for node, interface in known if node == name)
-                self.left_out.append(
+                self.found.left_out.append(
                     f"{setting.where}: no link at this interface ({', '.join(own) or 'none'} of {name})"
                 )
                 continue
             if (before := self.settings.get(end)) is not None:
-                self.left_out.append(f"{before.where}: a later line sets the same interface")
+                self.found.left_out.append(f"{before.where}: a later line sets the same interface")
             self.settings[end] = setting
 
     def _container(self, node: str) -> str:
@@ -325,7 +307,7 @@ class _Lab:
         self.used.update(end for end in ends if self.settings[end].direction == card)
         if ends[0] not in self.used:
             self.used.add(ends[0])
-            self.left_out.append(
+            self.found.left_out.append(
                 f"{self.settings[ends[0]].where}: jitter, loss and corruption: a NIC has none"
             )
         return card

@@ -6,12 +6,12 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from testbed.errors import BadInput
 from testbed.show.exchange.graph_attributes import SHOWN_VALUES, count_text, shorten_value
-from testbed.show.exchange.imported_graph import LinkDirection
+from testbed.show.exchange.imported_graph import ImportedNetwork, LinkDirection
 from testbed.spec.units import parse_duration
 
 _CONTROL = ("for", "while", "until", "if", "elif", "case", "select", "function")
@@ -45,26 +45,20 @@ class Setting:
     direction: LinkDirection
 
 
-@dataclass
-class Script:
-    """The settings of a script in order, and the parts that set nothing, in words."""
+def read_script(path: Path, scale: float, network: ImportedNetwork) -> list[Setting]:
+    """Return a script's settings in order, with rates multiplied by `scale`; the network notes what sets nothing.
 
-    settings: list[Setting] = field(default_factory=list)
-    left_out: list[str] = field(default_factory=list)
-    assumed: list[str] = field(default_factory=list)
-
-
-def read_script(path: Path, scale: float) -> Script:
-    """Parse a script, with rates multiplied by `scale`. Raises BadInput for values that containerlab rejects."""
+    Raises BadInput for values that containerlab rejects.
+    """
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(where=str(path), got=str(error), expected="a script") from None
-    script = Script()
+    settings: list[Setting] = []
     commands = list(_commands(text))
     control = list(dict.fromkeys(word for _, words in commands for word in words[:1] if word in _CONTROL))
     if control:
-        script.assumed.append(f"each line of {path.name} is read once, though it has {', '.join(control)}")
+        network.assumed.append(f"each line of {path.name} is read once, though it has {', '.join(control)}")
     constants = _constants(commands) if control else None
     variables: dict[str, str] = {}
     others: list[str] = []
@@ -84,15 +78,15 @@ def read_script(path: Path, scale: float) -> Script:
             if words[0] not in ("set", *_CONTROL):
                 others.append(f"{line}: {shorten_value(' '.join(words))}")
         elif any("$" in word or "`" in word for word in words):
-            script.left_out.append(f"{where}: its variables are unknown")
+            network.left_out.append(f"{where}: its variables are unknown")
         else:
-            _apply(script, path, where, line, words[words.index("netem") + 1 :], scale)
+            _apply(settings, network, f"{path}:{line}", where, words[words.index("netem") + 1 :], scale)
     if others:
         shown = "; ".join((*others[:SHOWN_VALUES], *(["..."] if len(others) > SHOWN_VALUES else [])))
-        script.left_out.append(
+        network.left_out.append(
             f"{count_text(len(others), 'command')} of {path.name} that set no link (line {shown})"
         )
-    return script
+    return settings
 
 
 def tc_setting(where: str, container: str, command: str, scale: float) -> Setting | None:
@@ -154,26 +148,33 @@ def _expand(word: str, variables: dict[str, str]) -> str:
     return _VARIABLE.sub(lambda match: variables.get(match[1] or match[2], match[0]), word)
 
 
-def _apply(script: Script, path: Path, where: str, line: int, words: Sequence[str], scale: float) -> None:
+def _apply(
+    settings: list[Setting],
+    network: ImportedNetwork,
+    place: str,
+    where: str,
+    words: Sequence[str],
+    scale: float,
+) -> None:
     """Apply a `set` or `reset` command."""
     options = _options(words[1:])
     container, interface = options.get("node", ""), options.get("interface", "")
     if not container or not interface:
-        script.left_out.append(f"{where}: no node and interface")
+        network.left_out.append(f"{where}: no node and interface")
         return
-    before = [one for one in script.settings if (one.container, one.interface) == (container, interface)]
+    before = [one for one in settings if (one.container, one.interface) == (container, interface)]
     for setting in before:
-        script.settings.remove(setting)
-        script.left_out.append(f"{setting.where}: line {line} sets the same interface")
+        settings.remove(setting)
+        network.left_out.append(f"{setting.where}: line {place.rpartition(':')[2]} sets the same interface")
     if words[0] == "reset":
         return
     if unknown := [name for name in options if name not in _FLAGS]:
-        script.left_out.append(f"{where}: {', '.join(unknown)}")
+        network.left_out.append(f"{where}: {', '.join(unknown)}")
     try:
         direction = _direction(options, scale)
     except ValueError as error:
-        raise BadInput(where=f"{path}:{line}", got=" ".join(words), expected=str(error)) from None
-    script.settings.append(Setting(where, container, interface, direction))
+        raise BadInput(where=place, got=" ".join(words), expected=str(error)) from None
+    settings.append(Setting(where, container, interface, direction))
 
 
 def _options(words: Sequence[str]) -> dict[str, str]:

@@ -9,10 +9,12 @@ from __future__ import annotations
 import html
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+from xml.etree.ElementTree import Element as XmlElement
+from xml.etree.ElementTree import TreeBuilder
 from xml.parsers import expat
 
 from testbed.errors import BadInput
@@ -67,127 +69,114 @@ def parse_graphml(path: Path, content: bytes) -> Graph:
     Raises:
         BadInput: The content is not GraphML, a node id is duplicated, or an edge has no node.
     """
+    root = _parse_xml(path, content)
     reader = _Reader(path)
-    try:
-        reader.parser.Parse(content, True)
-    except expat.ExpatError as error:
-        where = f"{path}:{error.lineno}"
-        raise BadInput(where=where, got=expat.ErrorString(error.code), expected="GraphML") from None
+    reader.read(root, None)
     if reader.graph is None:
         raise BadInput(where=str(path), got="no graph", expected="GraphML")
-    reader.finish()
+    reader.finish({key.get("id", ""): key for key in root.iter("key")})
     return reader.graph
 
 
-@dataclass
-class _Key:
-    """A `<key>` declaration: an attribute's name, its elements, and its default."""
+_LINE = "line in the file"
+"""The name, impossible in XML, of the attribute that `_parse_xml` adds."""
 
-    name: str
-    domain: str
-    default: str = ""
+
+def _parse_xml(path: Path, content: bytes) -> XmlElement:
+    """Return the root of a file: tags without namespaces, and each element's line as an attribute."""
+    builder, parser = TreeBuilder(), expat.ParserCreate(namespace_separator=" ")
+
+    def start(tag: str, values: dict[str, str]) -> None:
+        builder.start(tag.rpartition(" ")[2], {**values, _LINE: str(parser.CurrentLineNumber)})
+
+    parser.StartElementHandler, parser.EndElementHandler = start, builder.end
+    parser.CharacterDataHandler = builder.data
+    try:
+        parser.Parse(content, True)
+    except expat.ExpatError as error:
+        where = f"{path}:{error.lineno}"
+        raise BadInput(where=where, got=expat.ErrorString(error.code), expected="GraphML") from None
+    return builder.close()
+
+
+def _text(element: XmlElement) -> str:
+    return "".join(element.itertext()).strip()
 
 
 @dataclass
 class _Reader:
-    """Follows a file tag by tag. `open` holds the tags from the root to the current one."""
+    """Collects a file's graph. data: the attributes that each `<data>` belongs to."""
 
     path: Path
     graph: Graph | None = None
-    keys: dict[str, _Key] = field(default_factory=dict)
-    open: list[tuple[str, dict[str, str], int]] = field(default_factory=list)
-    owners: list[dict[str, Any]] = field(default_factory=list)
-    data: list[tuple[dict[str, Any], str, str, int]] = field(default_factory=list)
-    text: list[str] = field(default_factory=list)
+    data: list[tuple[dict[str, Any], XmlElement]] = field(default_factory=list)
     directed: bool = False
-    skip_depth: int = 0
 
-    def __post_init__(self) -> None:
-        self.parser = expat.ParserCreate(namespace_separator=" ")
-        self.parser.StartElementHandler = self._start
-        self.parser.EndElementHandler = self._end
-        self.parser.CharacterDataHandler = self.text.append
+    def read(self, parent: XmlElement, owner: dict[str, Any] | None) -> None:
+        """Read what is inside an element. owner: attributes of the innermost graph, node or edge that it is in."""
+        for element in parent:
+            name = element.tag
+            if name in ("hyperedge", "port") or (name == "graph" and self.graph and owner is None):
+                if self.graph is not None:
+                    what = "another graph" if name == "graph" else name
+                    self.graph.left_out.append(f"{what} (line {element.get(_LINE)})")
+            elif name in ("graph", "node", "edge"):
+                self.read(element, self._add(element, owner))
+            elif name in ("desc", "NodeLabel", "EdgeLabel") and owner is not None:
+                if text := _text(element):
+                    owner.setdefault(name, text)
+            else:
+                if name == "data" and owner is not None:
+                    self.data.append((owner, element))
+                self.read(element, owner)
 
-    def _start(self, tag: str, values: dict[str, str]) -> None:
-        name, line = tag.rpartition(" ")[2], self.parser.CurrentLineNumber
-        self.open.append((name, values, line))
-        if name in ("data", "default", "desc", "NodeLabel", "EdgeLabel"):
-            self.text.clear()
-        if self.skip_depth:
-            self.skip_depth += 1
-        elif name == "key":
-            self.keys[values.get("id", "")] = _Key(
-                values.get("attr.name") or values.get("yfiles.type") or values.get("id", ""),
-                values.get("for", "all"),
-            )
-        elif name in ("hyperedge", "port") or (name == "graph" and self.graph and not self.owners):
-            self._skip(name, line)
-        elif name in ("graph", "node", "edge"):
-            self._element(name, values, line)
-
-    def _skip(self, name: str, line: int) -> None:
-        """Skip a tag with its content, and report it."""
-        self.skip_depth = 1
-        if self.graph is not None:
-            self.graph.left_out.append(f"{'another graph' if name == 'graph' else name} (line {line})")
-
-    def _element(self, name: str, values: dict[str, str], line: int) -> None:
-        where = f"{self.path}:{line}"
-        if name == "graph":
+    def _add(self, element: XmlElement, owner: dict[str, Any] | None) -> dict[str, Any]:
+        """Add a graph, a node or an edge, and return its attributes; those of a group's graph are the group's."""
+        where = f"{self.path}:{element.get(_LINE)}"
+        if element.tag == "graph":
             if self.graph is None:
                 self.graph = Graph(Element(where, "the graph"))
-                self.directed = values.get("edgedefault") == "directed"
-            self.owners.append(self.owners[-1] if self.owners else self.graph.own.attributes)
-            return
+                self.directed = element.get("edgedefault") == "directed"
+            return self.graph.own.attributes if owner is None else owner
         if self.graph is None:
-            raise BadInput(where=where, got=f"a {name} in no graph", expected="GraphML")
-        more = {key: value for key, value in values.items() if key in ("sourceport", "targetport")}
-        self.owners.append(more)
-        if name == "node":
-            self.graph.add_node(self._required(values, "id", line), where, more)
+            raise BadInput(where=where, got=f"a {element.tag} in no graph", expected="GraphML")
+        attributes: dict[str, Any] = {
+            key: value for key, value in element.items() if key in ("sourceport", "targetport")
+        }
+
+        def required(name: str) -> str:
+            if (value := element.get(name)) is None:
+                raise BadInput(where=f"{where}: {name}", got="none", expected="one")
+            return value
+
+        if element.tag == "node":
+            self.graph.add_node(required("id"), where, attributes)
         else:
-            ends = self._required(values, "source", line), self._required(values, "target", line)
-            stated = values.get("directed")
-            self.graph.add_edge(ends, where, more, self.directed if stated is None else stated == "true")
+            stated = element.get("directed")
+            directed = self.directed if stated is None else stated == "true"
+            self.graph.add_edge((required("source"), required("target")), where, attributes, directed)
+        return attributes
 
-    def _required(self, values: dict[str, str], name: str, line: int) -> str:
-        if name not in values:
-            raise BadInput(where=f"{self.path}:{line}: {name}", got="none", expected="one")
-        return values[name]
-
-    def _end(self, _: str) -> None:
-        name, values, line = self.open.pop()
-        text = "".join(self.text).strip()
-        if self.skip_depth:
-            self.skip_depth -= 1
-        elif name == "default" and self.open[-1][0] == "key":
-            self.keys[self.open[-1][1].get("id", "")].default = text
-        elif name in ("desc", "NodeLabel", "EdgeLabel") and self.owners:
-            if text:
-                self.owners[-1].setdefault(name, text)
-        elif name == "data" and self.owners:
-            self.data.append((self.owners[-1], values.get("key", ""), text, line))
-            self.text.clear()
-        elif name in ("graph", "node", "edge") and self.owners:
-            self.owners.pop()
-
-    def finish(self) -> None:
-        """Assign attributes and defaults to elements: keys may be declared after the graph."""
+    def finish(self, keys: Mapping[str, XmlElement]) -> None:
+        """Assign attributes and defaults to elements. keys: declarations, which may follow the graph."""
         assert self.graph is not None
-        for attributes, key, text, line in self.data:
-            declared = self.keys.get(key)
-            name = declared.name if declared else key
-            drawing = declared is not None and name in ("nodegraphics", "edgegraphics")
+        names = {own: key.get("attr.name") or key.get("yfiles.type") or own for own, key in keys.items()}
+        for attributes, element in self.data:
+            key, text = element.get("key", ""), _text(element)
+            name = names.get(key, key)
+            drawing = key in keys and name in ("nodegraphics", "edgegraphics")
             if name in attributes and not drawing:
-                name = f"{name} (line {line})"
+                name = f"{name} (line {element.get(_LINE)})"
             if text or drawing:
                 attributes[name] = "a drawing" if drawing else text
-        elements = [("node", element) for element in self.graph.nodes.values()]
-        elements += [("edge", element) for element in self.graph.edges]
-        for kind, element in [*elements, ("graph", self.graph.own)]:
-            for declared in self.keys.values():
-                if declared.default and declared.domain in (kind, "all"):
-                    element.attributes.setdefault(declared.name, declared.default)
+        elements = [("node", node) for node in self.graph.nodes.values()]
+        elements += [("edge", edge) for edge in self.graph.edges]
+        for own, declared in keys.items():
+            default, domain = declared.find("default"), declared.get("for", "all")
+            if default is not None and (text := _text(default)):
+                for kind, one in [*elements, ("graph", self.graph.own)]:
+                    if domain in (kind, "all"):
+                        one.attributes.setdefault(names[own], text)
         self.graph.check_ends()
 
 
@@ -200,8 +189,7 @@ Pairs = list[tuple[str, Any, int]]
 """The keys, values and lines of a list; a value is a number, a text or another list."""
 
 
-@dataclass(frozen=True)
-class _Token:
+class _Token(NamedTuple):
     kind: str
     text: str
     line: int

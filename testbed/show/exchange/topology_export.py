@@ -7,6 +7,7 @@ shortest paths, with ECMP over parallel links. No switch floods, so links may fo
 from __future__ import annotations
 
 import heapq
+import itertools
 import json
 import re
 from collections import defaultdict
@@ -18,7 +19,7 @@ from typing import Any
 import yaml
 
 from testbed.spec.hardware import UNSET_HARDWARE
-from testbed.spec.link_direction import Direction
+from testbed.spec.link_direction import PACKET_FAULTS, Direction
 from testbed.spec.scale import Scale
 from testbed.spec.topology import Topology, TopologySpec
 
@@ -34,13 +35,8 @@ class Port:
     shape: Direction
 
 
-@dataclass(frozen=True)
-class Cable:
-    """Two ports, each of which shapes what it sends."""
-
-    a: Port
-    b: Port
-    between_buildings: bool
+Cable = tuple[Port, Port]
+"""Two ports, each of which shapes what it sends."""
 
 
 @dataclass(frozen=True)
@@ -70,23 +66,16 @@ def fitting_scale(spec: TopologySpec, most_bps: float) -> float:
 def build_routed_network(spec: TopologySpec, size_scale: float) -> RoutedNetwork:
     """Build the network, with rates divided by `size_scale`."""
     topology = spec.resolve(Scale(size_scale))
-    count: dict[str, int] = {}
+    numbers: dict[str, Iterator[int]] = defaultdict(lambda: itertools.count(1))
 
     def port(node: str, shape: Direction) -> Port:
-        count[node] = count.get(node, 0) + 1
-        return Port(node, count[node], shape)
+        return Port(node, next(numbers[node]), shape)
 
-    cables = [
-        Cable(port(host.name, host.nic), port(host.building, host.nic), between_buildings=False)
-        for host in topology.hosts
-    ]
-    cables += [
-        Cable(port(link.a, link.a_to_b), port(link.b, link.b_to_a), between_buildings=True)
-        for link in topology.wan
-    ]
-    commands: dict[str, list[str]] = {}
+    cables = [(port(host.name, host.nic), port(host.building, host.nic)) for host in topology.hosts]
+    cables += [(port(link.a, link.a_to_b), port(link.b, link.b_to_a)) for link in topology.wan]
+    commands: dict[str, list[str]] = defaultdict(list)
     for node, command in _commands(topology, cables):
-        commands.setdefault(node, []).append(command)
+        commands[node].append(command)
     names = tuple(building.name for building in topology.buildings)
     hosts = {host.name: host.ip for host in topology.hosts}
     return RoutedNetwork(topology.name, topology.mtu, names, hosts, tuple(cables), commands, size_scale)
@@ -98,22 +87,19 @@ def _commands(topology: Topology, cables: list[Cable]) -> Iterator[tuple[str, st
         yield building.name, "sysctl -qw net.ipv4.ip_forward=1 net.ipv4.fib_multipath_hash_policy=1"
         yield building.name, f"ip addr add {GATEWAY}/32 dev lo"
     for cable, host in zip(inside, topology.hosts, strict=True):
-        own, router = f"{{{cable.a.number}}}", f"{{{cable.b.number}}}"
+        own, router = (f"{{{port.number}}}" for port in cable)
         yield host.name, f"ip addr add {host.ip}/32 dev {own}"
         yield host.name, f"ip route add {GATEWAY} dev {own}"
         yield host.name, f"ip route add 10.0.0.0/8 via {GATEWAY}"
         yield host.building, f"ip route add {host.ip}/32 dev {router}"
     for number, cable in enumerate(wan):
-        for port, address in ((cable.a, 1), (cable.b, 2)):
+        for address, port in enumerate(cable, 1):
             yield port.node, f"ip addr add {_address(number, address)}/30 dev {{{port.number}}}"
     networks = {building.name: f"10.{building.index}.0.0/16" for building in topology.buildings}
     for building in topology.buildings:
         for target, links in next_links(topology, building.name).items():
-            hops = []
-            for number in links:
-                cable = wan[number]
-                there = 2 if cable.a.node == building.name else 1
-                hops.append(f"nexthop via {_address(number, there)}")
+            ends = ((number, 2 if wan[number][0].node == building.name else 1) for number in links)
+            hops = [f"nexthop via {_address(*end)}" for end in ends]
             yield building.name, f"ip route add {networks[target]} {' '.join(hops)}"
 
 
@@ -146,8 +132,9 @@ def list_losses(spec: TopologySpec) -> Iterator[str]:
     if any(building.switching == "cut_through" for building in spec.buildings.values()):
         yield "cut-through switching: routers store and forward"
     directions = [way for link in topology.wan for _, _, way in link.directions]
-    if any(way.duplicate or way.reorder or way.corrupt for way in directions):
-        yield "duplication, reordering and corruption of packets"
+    if any(way.faults for way in directions):
+        *others, last = (fault.noun for fault in PACKET_FAULTS.values())
+        yield f"{', '.join(others)} and {last} of packets"
     if any(way.loss_bursts for way in directions):
         yield "bursts of loss: as many losses at random"
     if any(way.ecn_bytes for way in directions):
@@ -287,7 +274,7 @@ def export_mininet(spec: TopologySpec, path: Path, size_scale: float | None = No
     network = {
         "routers": routed.routers,
         "hosts": routed.hosts,
-        "cables": [[_port(cable.a), _port(cable.b)] for cable in routed.cables],
+        "cables": [list(map(_port, cable)) for cable in routed.cables],
         "commands": routed.commands,
     }
     text = SCRIPT.format(
@@ -326,7 +313,7 @@ def export_containerlab(
     network = build_routed_network(spec, size_scale or fitting_scale(spec, CONTAINERLAB_MOST_BPS))
     nodes = {name: _node(network, name, HOST) for name in network.hosts}
     nodes |= {name: _node(network, name, BUILDING) for name in network.routers}
-    links = [{"endpoints": [_end(cable.a), _end(cable.b)]} for cable in network.cables]
+    links = [{"endpoints": [f"{port.node}:eth{port.number}" for port in cable]} for cable in network.cables]
     defaults = {"kind": "linux", "image": IMAGE, "labels": {SCALE_LABEL: f"{network.size_scale!r}"}}
     document = {"name": network.name, "topology": {"defaults": defaults, "nodes": nodes, "links": links}}
     path, netem = folder / f"{network.name}{ENDING}", folder / NETEM_FILE
@@ -341,18 +328,10 @@ def export_containerlab(
 
 
 def _node(network: RoutedNetwork, name: str, kind: str) -> dict[str, Any]:
-    ports = [port for cable in network.cables for port in (cable.a, cable.b) if port.node == name]
-    interfaces = {port.number: f"eth{port.number}" for port in ports}
-    commands = [
-        re.sub(r"\{(\d+)\}", lambda found: interfaces[int(found[1])], command)
-        for command in network.commands[name]
-    ]
-    mtu = [f"ip link set {interface} mtu {network.mtu}" for interface in interfaces.values()]
+    interfaces = [f"eth{port.number}" for cable in network.cables for port in cable if port.node == name]
+    commands = [re.sub(r"\{(\d+)\}", r"eth\1", command) for command in network.commands[name]]
+    mtu = [f"ip link set {interface} mtu {network.mtu}" for interface in interfaces]
     return {"labels": {KIND_LABEL: kind}, "exec": [*mtu, *commands]}
-
-
-def _end(port: Port) -> str:
-    return f"{port.node}:eth{port.number}"
 
 
 def _netem(network: RoutedNetwork) -> Iterator[str]:
@@ -360,7 +339,7 @@ def _netem(network: RoutedNetwork) -> Iterator[str]:
     yield f"# Delays, losses and rates of {network.name}'s interfaces, on egress; run it after `containerlab deploy`."
     yield "set -eu"
     for cable in network.cables:
-        for port in (cable.a, cable.b):
+        for port in cable:
             shape = shape_settings(port.shape)
             options = [f"--delay {shape['delay_us']}us", f"--rate {max(round(shape['rate_bps'] / 1e3), 1)}"]
             if shape["jitter_us"]:

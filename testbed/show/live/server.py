@@ -14,7 +14,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import resources
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from testbed.errors import BadInput
@@ -27,35 +27,12 @@ from testbed.spec.scale import Scale
 LOOPBACK = "127.0.0.1"
 EVERY_S = 0.5
 REPORT = "report.html"
-PAGE = {
-    "": ("page.html", "text/html"),
-    "page.css": ("page.css", "text/css"),
-    "page.js": ("page.js", "text/javascript"),
-    "charts.js": ("charts.js", "text/javascript"),
-    "tables.js": ("tables.js", "text/javascript"),
-    "saving.js": ("saving.js", "text/javascript"),
-    "echarts.js": ("echarts.js", "text/javascript"),
-}
+PAGE = ("page.html", "page.css", "page.js", "charts.js", "tables.js", "saving.js", "echarts.js")
+KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-
-
-class WatchedRun(Protocol):
-    """A run in progress or finished."""
-
-    view: PageData
-    scale: Scale
-
-    def update(self) -> None:
-        """Update the data."""
-
-    def files(self, part: int) -> list[Path]:
-        """Return the files with the operations of a part's ranks."""
-
-    def offset_s(self, part: int) -> float:
-        """Return the emulated time in these files that is 0 on the page."""
 
 
 class LivePage:
@@ -76,7 +53,7 @@ class LivePage:
         self.token = secrets.token_urlsafe(16)
         self._lock = threading.Lock()
         self._closing = threading.Event()
-        self._run: WatchedRun | None = None
+        self._run: RunFollower | FinishedRun | None = None
         if not expected:
             self._open()
         try:
@@ -153,7 +130,7 @@ class LivePage:
             sent_view = view
             self._closing.wait(EVERY_S)
 
-    def _updated_run(self) -> WatchedRun | None:
+    def _updated_run(self) -> RunFollower | FinishedRun | None:
         with contextlib.suppress(BadInput):
             if self._run is None:
                 self._open()
@@ -197,9 +174,9 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(b"not here\n", "text/plain", HTTPStatus.NOT_FOUND)
             return
         path, query = request
+        path = path or "page.html"
         if path in PAGE:
-            name, kind = PAGE[path]
-            self._send(_page_file(name), f"{kind}; charset=utf-8")
+            self._send(_page_file(path), f"{KINDS[Path(path).suffix]}; charset=utf-8")
         elif path == REPORT and (report := self.server.page.report) is not None:
             self._send(report, "text/html; charset=utf-8")
         elif path == "state":

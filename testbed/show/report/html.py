@@ -8,8 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from testbed.measure.diagnosis import MEANINGS
-from testbed.measure.diagnosis.verdicts import since_text
+from testbed.measure.diagnosis.verdicts import MEANINGS, since_text
 from testbed.measure.results.records import JsonObject, LinkKey, hosts_by_building
 from testbed.measure.results.training_summary import TIER_TEXTS
 from testbed.show.report.charts import (
@@ -23,7 +22,7 @@ from testbed.show.report.charts import (
 )
 from testbed.show.report.diagnosis_page import diagnose_suspects
 from testbed.show.report.pages import render_page
-from testbed.show.report.panels.added import added_panels
+from testbed.show.report.panels.base import added_panels
 from testbed.show.report.run_data import RunData, load_run
 from testbed.show.report.serving import decoding_rows, latency_chart, load_chart, most_within, serving_rows
 from testbed.show.report.shared_sections import (

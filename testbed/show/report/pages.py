@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from html import escape
-from html.parser import HTMLParser
 from typing import Any
+
+from markupsafe import Markup
 
 from testbed.show.report.variant_text import deviation_text
 from testbed.spec.units import (
@@ -42,8 +43,10 @@ def render_page(template: str, content: Mapping[str, Any]) -> str:
     return add_data_labels(environment.get_template(template).render(content))
 
 
-_ROWS = "thead", "tbody"
 _TABLE = re.compile(r"<table\b.*?</table>", re.DOTALL)
+_HEADING = re.compile(r"<th\b[^>]*>(.*?)</th>", re.DOTALL)
+_ROW = re.compile(r"<tr\b.*?</tr>", re.DOTALL)
+_CELL = re.compile(r"(<t[hd]\b)([^>]*>)")
 
 
 def add_data_labels(html: str) -> str:
@@ -51,57 +54,22 @@ def add_data_labels(html: str) -> str:
 
     Tables must not be nested. Everything outside tables is left alone, including drawings.
     """
-    return _TABLE.sub(lambda table: _add_labels(table[0]), html)
+    return _TABLE.sub(lambda table: _label_table(table[0]), html)
 
 
-def _add_labels(table: str) -> str:
-    parts, done = [], 0
-    for place, label in _Labels(table).found:
-        parts += [table[done:place], f' data-label="{escape(label)}"']
-        done = place
-    return "".join([*parts, table[done:]])
+def _label_table(table: str) -> str:
+    head, begin, body = table.partition("<tbody")
+    headings = [Markup(text.replace("<br>", " ")).striptags() for text in _HEADING.findall(head)]
 
+    def label_row(row: re.Match[str]) -> str:
+        unused = iter(headings)
 
-class _Labels(HTMLParser):
-    """Finds where labels go in a table: right after the tag name of a cell."""
+        def label_cell(cell: re.Match[str]) -> str:
+            heading = next(unused, "")
+            if not heading or "colspan" in cell[2]:
+                return cell[0]
+            return f'{cell[1]} data-label="{escape(heading)}"{cell[2]}'
 
-    def __init__(self, table: str) -> None:
-        super().__init__()
-        self.found: list[tuple[int, str]] = []
-        self._headings: list[list[str]] = []
-        self._part, self._column, self._in_heading = "", 0, False
-        starts = [0]
-        for line in table.split("\n"):  # counts lines as the parser does
-            starts.append(starts[-1] + len(line) + 1)
-        self._starts = starts
-        self.feed(table)
+        return _CELL.sub(label_cell, row[0])
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag in _ROWS:
-            self._part = tag
-        elif tag == "tr":
-            self._column = 0
-        elif tag == "br" and self._in_heading:
-            self._headings[-1].append(" ")
-        elif tag in ("th", "td"):
-            self._cell(tag, dict(attrs))
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag == "th":
-            self._in_heading = False
-
-    def handle_data(self, data: str) -> None:
-        if self._in_heading:
-            self._headings[-1].append(data)
-
-    def _cell(self, tag: str, attributes: dict[str, str | None]) -> None:
-        if self._part == "thead":
-            self._headings.append([])
-            self._in_heading = True
-        elif self._part == "tbody":
-            heading = "".join(self._headings[self._column]) if self._column < len(self._headings) else ""
-            if heading.strip() and "colspan" not in attributes:
-                line, offset = self.getpos()
-                place = self._starts[line - 1] + offset + 1 + len(tag)
-                self.found.append((place, " ".join(heading.split())))
-            self._column += 1
+    return f"{head}{begin}{_ROW.sub(label_row, body)}"

@@ -47,23 +47,20 @@ def print_summary(result: Result, console: Console) -> None:
     if not wide:
         for variant in variants:
             console.print(_sentence(f"{variant.name} is limited by ", variant.limited_by))
-    for words in filter(None, map(describe_rates, variants if len(variants) <= FEW else ())):
-        console.print(Text(words))
+    few = variants if len(variants) <= FEW else ()
+    _print_all(map(describe_rates, few), console)
     trainings = [variant.training for variant in variants if variant.training is not None]
     print_training_steps((training.training_steps for training in trainings), console)
     print_not_emulated((what for training in trainings for what in training.not_emulated), console)
     if words := describe_prediction(variants):
         console.print(Text(f"{words}{_calibrated(Path(result.run_dir))}"))
-    for words in filter(None, map(describe_losses, variants if len(variants) <= FEW else ())):
-        console.print(Text(words))
-    for words in filter(None, map(describe_pauses, variants if len(variants) <= FEW else ())):
-        console.print(Text(words))
-    for words in (words for variant in variants for words in describe_replication(variant)):
-        console.print(Text(words))
-    for words in (words for one in variants for words in describe_serving(one.name, one.serving)):
-        console.print(Text(words))
-    for words in describe_decoding(variants):
-        console.print(Text(words))
+    _print_all(map(describe_losses, few), console)
+    _print_all(map(describe_pauses, few), console)
+    for one in variants:
+        _print_all(describe_replication(one), console)
+    for one in variants:
+        _print_all(describe_serving(one.name, one.serving), console)
+    _print_all(describe_decoding(variants), console)
     for sentence in comparisons(variants):
         console.print(Text(sentence, style="bold"))
     for name, found in diagnose_suspects(Path(result.run_dir), variants):
@@ -72,6 +69,12 @@ def print_summary(result: Result, console: Console) -> None:
         )
     # No wrapping: the path must be easy to copy.
     console.print(Text(f"Report: {Path(result.run_dir) / 'report.html'}"), soft_wrap=True)
+
+
+def _print_all(sentences: Iterable[str], console: Console) -> None:
+    """Print a line for each sentence that is not empty."""
+    for words in filter(None, sentences):
+        console.print(Text(words))
 
 
 def describe_prediction(variants: Sequence[Variant]) -> str:

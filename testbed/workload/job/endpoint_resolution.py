@@ -28,9 +28,8 @@ from testbed.spec.buildings import Host
 from testbed.spec.cluster_sharing import BackgroundTrafficSpec
 from testbed.spec.keywords import BDP
 from testbed.spec.scale import Scale
-from testbed.spec.software_costs import LAZY, RegistrationSpec
 from testbed.spec.topology import Topology
-from testbed.spec.transport import SocketsSpec, StagingSpec, TransportSpec, distance
+from testbed.spec.transport import LAZY, RegistrationSpec, SocketsSpec, StagingSpec, TransportSpec, distance
 from testbed.workload.job.endpoints import (
     LISTEN_PORT,
     SUBFLOW_PORT,

@@ -19,7 +19,7 @@ from testbed.comm.transport.datagram.controls.swift import Swift
 from testbed.comm.transport.datagram.recoveries import Feedback
 from testbed.comm.transport.datagram.rtt_estimator import RttEstimator
 from testbed.comm.transport.datagram.spraying import Spray, State
-from testbed.contrib.conformance.datagrams import LIMITS, Channel
+from tests.datagram_channel import LIMITS, Channel
 
 
 def round_trips(round_trip_s: float = 0.01) -> RttEstimator:

@@ -22,7 +22,7 @@ from testbed.comm.transport.datagram.controls.dcqcn import (
 from testbed.comm.transport.datagram.controls.swift import Swift
 from testbed.comm.transport.datagram.recoveries import Feedback, Item
 from testbed.comm.transport.datagram.rtt_estimator import RttEstimator
-from testbed.contrib.conformance.datagrams import Channel
+from tests.datagram_channel import Channel
 
 PACKET_BYTES = 1000
 RATE_BPS, DELAY_S = 40e9, 5e-6  # as in DCQCN's paper

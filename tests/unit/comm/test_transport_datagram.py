@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import testbed
-from testbed.comm.transport import BEST_EFFORT, PeerLost, Transport
+from testbed.comm.transport import PeerLost, Transport
 from testbed.comm.transport.datagram.controls import CONTROLS
 from testbed.comm.transport.datagram.packets import DATA, DATA_KIND, PARITY, PARITY_KIND, Data
 from testbed.comm.transport.datagram.recoveries import RECOVERIES
@@ -196,14 +196,14 @@ def test_who_breaks_the_rules_is_lost() -> None:
             transport.isend(1 - transport.rank, 1, memoryview(b"x")),
             transport.irecv(1 - transport.rank, 1, memoryview(bytearray(1))),
         )
-        pair = next(iter(transport._pairs.values()))
+        pair = next(iter(transport._best_effort.values()))
         pending = transport.irecv(1 - transport.rank, 2, memoryview(bytearray(1)))
         if transport.rank == 0:
             header = DATA.pack(DATA_KIND, 0, 0, pair.secret, 5, 1, 1, 2, 7, 4)
             pair.sockets[0].send(header + b"beyond")
         with raises(PeerLost) as caught:
             wait_requests(transport, pending)
-        return str(caught.value)
+        return str(caught.exception)
 
     assert "it sent 6 bytes at 7 of a message of 4" in over_datagrams(2, program)[1]
 
@@ -223,7 +223,7 @@ def test_marks_of_links_reach_the_sender() -> None:
     def program(transport: Transport) -> dict[str, Any]:
         assert isinstance(transport, DatagramTransport)
         transport.connect()
-        pair = transport._pairs[1 - transport.rank, BEST_EFFORT]
+        pair = transport._best_effort[1 - transport.rank]
         while not pair.is_connected:
             transport.progress(0.01)
         if transport.rank == 0:

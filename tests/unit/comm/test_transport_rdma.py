@@ -162,7 +162,7 @@ def test_a_small_message_in_place_of_a_large_one_is_an_error_that_names_both_len
         linger(transport, 0.0 if early else 0.1)
         with raises(TransportError) as caught:
             wait_requests(transport, transport.irecv(0, 5, memoryview(bytearray(3000))))
-        return str(caught.value)
+        return str(caught.exception)
 
     expected = "rank 1: message from peer 0, tag 5: got 10 bytes, expected 3000, as posted"
     assert over_rdma(2, program)[1] == expected

@@ -362,7 +362,7 @@ def pose_as_rank_1(places: Places, transport: StripedTransport, channels: int = 
         ((SEGMENT, LAST, 0, 0, 0, 0, 7, 0, 10), "it sent 0 bytes at 0 of a message of 10"),
         ((SEGMENT, LAST, 0, 0, 2**31, 10, 7, 0, 10), "it sent message 2147483648 when 0 was next"),
         ((ACK, 0, 1, 0, 0, 0, 0, 0, 0), "it acknowledged 1 segments of 0"),
-        ((GOODBYE, 0, 0, 0, 0, 2**31, 0, 0, 0), "it sent a frame of kind 4, 2147483648 bytes"),
+        ((GOODBYE, 0, 0, 0, 0, 2**31, 0, 0, 0), "its goodbye announces 2147483648 bytes"),
     ],
 )
 def test_frames_that_make_no_sense_end_in_an_error(

@@ -42,17 +42,17 @@ def test_operations_go_on_while_nobody_waits_and_end_with_what_comes_after_them(
         for worker, own in zip(workers, arrays, strict=True)
     ]
     heard = threading.Event()
-    handed[1].add_done_callback(heard.set)
+    handed[1].add_done_callback(lambda _: heard.set())
     assert heard.wait(10)  # nobody has waited for it
     for one in handed:
         assert one.wait(10)
-        assert one.done
+        assert one.done()
     assert len(finished) == 3
     for first, second in arrays:
         assert (first == 6).all()
         assert (second == 3).all()
     late = threading.Event()
-    handed[0].add_done_callback(late.set)
+    handed[0].add_done_callback(lambda _: late.set())
     assert late.is_set()
 
 

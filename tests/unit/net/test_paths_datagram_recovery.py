@@ -16,9 +16,9 @@ from testbed.comm.transport.datagram.controls import Limits
 from testbed.comm.transport.datagram.controls.base import Window
 from testbed.comm.transport.datagram.recoveries import RECOVERIES
 from testbed.comm.transport.datagram.sender import WINDOW_PRODUCTS
-from testbed.contrib.conformance.datagrams import Channel, Fate
 from testbed.net.paths.datagram_recovery import LossyDatagrams, RecoveryForm
 from testbed.net.paths.poisson import poisson_quantile
+from tests.datagram_channel import Channel, Fate
 
 PACKET_S, ROUND_TRIP_S = 1e-4, 0.0101
 

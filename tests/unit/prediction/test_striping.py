@@ -98,6 +98,7 @@ class Taker:
 
     def __init__(self) -> None:
         self.sock, self.outstanding, self.lengths = object(), 0, list[int]()
+        self.is_connected = True
 
     def segment(self, out: Any, flags: int, sequence: int, start: int, end: int) -> None:
         self.lengths.append(end - start)

@@ -285,7 +285,7 @@ def test_every_host_finds_every_other_one_by_its_routes(name: str) -> None:
     ends = {
         (port.node, port.number): (other.node, other.number)
         for cable in made.cables
-        for port, other in ((cable.a, cable.b), (cable.b, cable.a))
+        for port, other in (cable, cable[::-1])
     }
     routes: dict[str, dict[Any, list[str]]] = defaultdict(dict)
     address: dict[str, tuple[str, int]] = {}

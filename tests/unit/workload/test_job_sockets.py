@@ -33,7 +33,7 @@ from testbed.measure.results.summary import StepResult, summarise_connections
 from testbed.net.controller import Flow, View
 from testbed.net.controller.policies.explicit import Te
 from testbed.net.fabric.namespace_setup import host_setup
-from testbed.net.fabric.plan import Multipath, make_plan
+from testbed.net.fabric.plan import Multipath, Plan
 from testbed.net.paths.alpha_beta import bdp_bytes
 from testbed.net.paths.hops import Paths
 from testbed.spec.scale import UNSCALED, Scale
@@ -147,7 +147,7 @@ def test_mptcp_declares_its_ways_by_the_ports_where_they_arrive() -> None:
     multipath = multipath_of(spec, hosts[3:5])
     assert multipath == Multipath((SUBFLOW_PORT, SUBFLOW_PORT + 1), ("east4", "west1"))
     assert multipath_of(TransportSpec(), hosts) is None
-    plan = make_plan(topology(), "tbabcd", multipath=multipath)
+    plan = Plan(topology(), "tbabcd", multipath=multipath)
     first, second = ([line for line in host_setup(plan, host).ip if "rule" in line] for host in hosts[3:5])
     assert first == [f"rule add to {hosts[4].ip}/32 ipproto tcp dport 29501-29502 prohibit"]
     assert second == []

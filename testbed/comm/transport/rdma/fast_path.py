@@ -23,11 +23,6 @@ class FastPath:
         """Whether something has not arrived yet."""
         return bool(self._waiting or self._outstanding)
 
-    @property
-    def blocked(self) -> bool:
-        """Whether the card had no room."""
-        return self.ready and bool(self._waiting)
-
     def attach(self, card: Card, queue_pair: QueuePair) -> None:
         """Use this queue pair; the peer's end may not be ready."""
         self._card, self.queue_pair = card, queue_pair

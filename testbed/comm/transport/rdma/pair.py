@@ -67,6 +67,17 @@ class RdmaPair:
         self._one_sided: deque[Inbound] = deque()  # puts and signals, in sending order
 
     @property
+    def is_connected(self) -> bool:
+        """Whether the peer's queue pairs are connected to this rank's."""
+        return self.fast.ready
+
+    @property
+    def queue_pairs(self) -> list[QueuePair]:
+        """The queue pair of the fast path, and those of writes; empty before `attach`."""
+        fast = self.fast.queue_pair
+        return [] if fast is None else [fast, *self._write_queue_pairs]
+
+    @property
     def can_say_goodbye(self) -> bool:
         """Whether everything has been sent, as far as the peer has asked for it."""
         return self.lost is not None or not (self._writes.busy or self.fast.busy)

@@ -1,10 +1,12 @@
-"""Panel interface: a drawing of a run, or of one of its variants."""
+"""Panel interface, a drawing of a run or of one of its variants, and the panels added to a report."""
 
 from __future__ import annotations
 
 import sys
 import xml.etree.ElementTree as ET
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import ClassVar
@@ -57,3 +59,29 @@ PANELS: Registry[type[Panel]] = Registry(
     "panel", "testbed.show.report.panels", "testbed.report_panels", derived_from(Panel)
 )
 """Registry of named panels; each registers where it is defined: `@PANELS.register("timeline")`."""
+
+
+@dataclass(frozen=True)
+class AddedPanel:
+    """A drawing with its heading, which names the variant if it shows one."""
+
+    heading: str
+    image: Markup
+
+
+def added_panels(run: RunData, asked: Sequence[str]) -> list[AddedPanel]:
+    """Draw the panels of all installed packages and the requested ones; skip those without records.
+
+    Raises PluginError.
+    """
+    found = []
+    for name in dict.fromkeys((*PANELS.installed, *asked)):
+        panel = PANELS.find(name)
+        title = panel.title or panel.__name__
+        for variant in run.variants if panel.of_variant else run.variants[:1]:
+            image = panel.image(name, run, variant)
+            if image is not None:
+                heading = f"{title}: {variant['name']}" if panel.of_variant else title
+                # well-formed, so it cannot break the page
+                found.append(AddedPanel(heading, Markup(ET.tostring(image, encoding="unicode"))))
+    return found

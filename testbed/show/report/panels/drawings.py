@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from markupsafe import Markup
 
 from testbed.measure.results.records import JsonObject
@@ -11,66 +13,17 @@ from testbed.show.report.run_data import RunData
 from testbed.show.report.topology import topology_drawing
 from testbed.show.report.utilisation import utilisation_over_time_chart, utilisation_per_step_chart
 
-
-@PANELS.register("step_times")
-class StepTimes(Panel):
-    """Every measured step of each variant."""
-
-    @staticmethod
-    def draw(run: RunData, variant: JsonObject) -> Markup | None:
-        """See Panel."""
-        return step_time_chart(run.variants)
+Draw = Callable[[RunData, JsonObject], Markup | None]
 
 
-@PANELS.register("time_split")
-class TimeSplit(Panel):
-    """Compute, and communication that it does not hide."""
-
-    @staticmethod
-    def draw(run: RunData, variant: JsonObject) -> Markup | None:
-        """See Panel."""
-        return time_split_chart(run.variants)
+def _register(name: str, kind: str, draw: Draw, *, of_variant: bool = False) -> None:
+    """Register a drawing as a panel; `kind` is the name of the class, which is its heading."""
+    PANELS.register(name)(type(kind, (Panel,), {"draw": staticmethod(draw), "of_variant": of_variant}))
 
 
-@PANELS.register("utilisation")
-class Utilisation(Panel):
-    """Utilisation of each WAN direction per step."""
-
-    @staticmethod
-    def draw(run: RunData, variant: JsonObject) -> Markup | None:
-        """See Panel."""
-        return utilisation_per_step_chart(run.variants)
-
-
-@PANELS.register("utilisation_over_time")
-class UtilisationOverTime(Panel):
-    """Utilisation of each WAN direction over the run."""
-
-    @staticmethod
-    def draw(run: RunData, variant: JsonObject) -> Markup | None:
-        """See Panel."""
-        return utilisation_over_time_chart(run)
-
-
-@PANELS.register("network")
-class NetworkDrawing(Panel):
-    """The network, coloured by what a step used of it."""
-
-    of_variant = True
-
-    @staticmethod
-    def draw(run: RunData, variant: JsonObject) -> Markup | None:
-        """See Panel."""
-        return topology_drawing(run, variant)
-
-
-@PANELS.register("timeline")
-class Timeline(Panel):
-    """The step with the median duration, rank by rank."""
-
-    of_variant = True
-
-    @staticmethod
-    def draw(run: RunData, variant: JsonObject) -> Markup | None:
-        """See Panel."""
-        return timeline_chart(run, variant["name"])
+_register("step_times", "StepTimes", lambda run, _: step_time_chart(run.variants))
+_register("time_split", "TimeSplit", lambda run, _: time_split_chart(run.variants))
+_register("utilisation", "Utilisation", lambda run, _: utilisation_per_step_chart(run.variants))
+_register("utilisation_over_time", "UtilisationOverTime", lambda run, _: utilisation_over_time_chart(run))
+_register("network", "NetworkDrawing", topology_drawing, of_variant=True)
+_register("timeline", "Timeline", lambda run, one: timeline_chart(run, one["name"]), of_variant=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +20,7 @@ from testbed.plugins import is_file_name
 from testbed.prediction.channels import split_by_hop
 from testbed.prediction.collective_flow import isolated_key, software_part
 from testbed.prediction.collective_messages import SizedStage, list_messages
+from testbed.prediction.compiled.build import COLUMN_TYPES, as_columns
 from testbed.prediction.fluid import held_bytes
 from testbed.workload.plan import GroupCollective, JobPlan
 from testbed.workload.plan_columns import row_offsets
@@ -49,10 +51,9 @@ class Called(NamedTuple):
 
 
 class Connection(NamedTuple):
-    """A connection. paths: parts and loads of each path. through: of all paths together."""
+    """A connection. paths: parts and loads of each path."""
 
     paths: tuple[dict[int, float], ...]
-    through: dict[int, float]
     queue_bytes: float
     burst_bytes: float
 
@@ -71,7 +72,8 @@ class NetworkColumns:
         self._lanes: dict[tuple[Ends, int], int] = {}
         self._transfers: dict[tuple[Ends, int, int], int] = {}
         self._called: dict[object, Called] = {}
-        self._rows: dict[str, list[Any]] = {name: [] for name in (*_OF_LANES, *_OF_LEGS, *_OF_TRANSFERS)}
+        kinds = ("lane_", "leg_", "transfer_")
+        self._rows: dict[str, list[Any]] = {name: [] for name in COLUMN_TYPES if name.startswith(kinds)}
         self._legs: list[int] = []
         self._columns: dict[str, NDArray[Any]] = {}
         self._known = (-1, -1)
@@ -108,11 +110,8 @@ class NetworkColumns:
     def connection(self, paths: Sequence[PartShares], burst_bytes: float = np.inf) -> Connection:
         """Build a connection over parallel paths."""
         numbered = tuple({self.part[name]: load for name, load in path.items()} for path in paths)
-        through: dict[int, float] = {}
-        for path in numbered:
-            for part, load in path.items():
-                through[part] = through.get(part, 0.0) + load / len(paths)
-        return Connection(numbered, through, held_bytes(self._rates, self._queues, through), burst_bytes)
+        queue_bytes = held_bytes(self._rates, self._queues, chain.from_iterable(numbered))
+        return Connection(numbered, queue_bytes, burst_bytes)
 
     def transfer(self, ends: Ends, size_bytes: int, dscp: int) -> int:
         """Return the number of a transfer of so many bytes over a lane."""
@@ -144,51 +143,24 @@ class NetworkColumns:
         now = len(self._lanes), len(self._transfers)
         if self._known != now:
             self._known = now
-            kinds = {**_OF_LANES, **_OF_LEGS, **_OF_TRANSFERS}
-            self._columns = {name: np.array(self._rows[name], dtype=kind) for name, kind in kinds.items()}
-            self._columns["leg_first"] = row_offsets(self._legs)
+            self._columns = as_columns({**self._rows, "leg_first": row_offsets(self._legs)})
             self._columns |= connection_columns(self.connections)
         return self._columns
-
-
-_OF_LANES: dict[str, type] = {
-    "lane_source": np.int32,
-    "lane_target": np.int32,
-    "lane_connection": np.int32,
-    "lane_hops": np.int32,
-    "lane_packet_bytes": np.float64,
-}
-_OF_LEGS: dict[str, type] = {
-    "leg_connection": np.int32,
-    "leg_packet_s": np.float64,
-    "leg_delay_s": np.float64,
-}
-_OF_TRANSFERS: dict[str, type] = {
-    "transfer_lane": np.int32,
-    "transfer_bytes": np.float64,
-    "transfer_whole_bytes": np.float64,
-    "transfer_latency_s": np.float64,
-}
 
 
 def connection_columns(connections: Sequence[Connection]) -> dict[str, NDArray[Any]]:
     """Return the columns of connections, as named in `engine.h`."""
     paths = [path for own in connections for path in own.paths]
-    through = [own.through for own in connections]
-    return {
-        "path_first": row_offsets([len(own.paths) for own in connections]),
-        "step_first": row_offsets([len(path) for path in paths]),
-        "step_part": np.array([part for path in paths for part in path], dtype=np.int32),
-        "step_load": np.array([load for path in paths for load in path.values()], dtype=float),
-        "through_first": row_offsets([len(parts) for parts in through]),
-        "through_part": np.array([part for parts in through for part in parts], dtype=np.int32),
-        "through_load": np.array([load for parts in through for load in parts.values()], dtype=float),
-        "through_owner": np.array(
-            [number for number, parts in enumerate(through) for _ in parts], dtype=np.int32
-        ),
-        "queue_bytes": np.array([own.queue_bytes for own in connections], dtype=float),
-        "burst_bytes": np.array([own.burst_bytes for own in connections], dtype=float),
-    }
+    return as_columns(
+        {
+            "path_first": row_offsets([len(own.paths) for own in connections]),
+            "step_first": row_offsets([len(path) for path in paths]),
+            "step_part": [part for path in paths for part in path],
+            "step_load": [load for path in paths for load in path.values()],
+            "queue_bytes": [own.queue_bytes for own in connections],
+            "burst_bytes": [own.burst_bytes for own in connections],
+        }
+    )
 
 
 PARTS = ("channel", "stage", "strand", "round", "send", "receive")

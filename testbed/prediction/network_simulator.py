@@ -22,8 +22,8 @@ from testbed.prediction.collective_flow import (
     isolated_plan,
     isolated_software,
 )
-from testbed.prediction.compiled.build import Step, loop
-from testbed.prediction.compiled.columns import BOXES, PARTS, NetworkColumns, connection_columns, is_plain
+from testbed.prediction.compiled.build import Step, as_columns, library
+from testbed.prediction.network_columns import BOXES, PARTS, NetworkColumns, connection_columns, is_plain
 from testbed.workload.plan import GroupCollective, JobPlan
 from testbed.workload.plan_columns import Figures, PatternColumns, PlanColumns, columns_of, row_offsets
 
@@ -74,8 +74,8 @@ def play(
     handled = software.launch_s or software.completion_s or software.computing_share
     if handled or protocol.registers or protocol.copies or not is_plain(network_columns.network):
         return None
-    loaded, columns = loop(), columns_of(plan)
-    if loaded is None or columns is None:
+    columns = columns_of(plan)
+    if columns is None:
         return None
     flows = None if fold is None else [fold(kind) for kind in columns.kinds]
     arrays = _arrays(plan, network_columns, columns, flows)
@@ -101,7 +101,7 @@ def play(
     begun_s, ended_s, worked_s = np.zeros(many), np.zeros(many), np.zeros(len(plan.ranks))
     burst_bytes = np.zeros(1)
     most_steps = (own.ctypes.data for own in (begun_s, ended_s, worked_s, burst_bytes))
-    if loaded.play(ctypes.byref(step), *most_steps) != PLAYED:
+    if library().play(ctypes.byref(step), *most_steps) != PLAYED:
         return None
     return Outcome(columns, begun_s, ended_s, worked_s, float(burst_bytes[0]))
 
@@ -167,15 +167,17 @@ def _called(
     own = columns.collectives
     what[own.place] = row_offsets(members)[own.alike] + own.own
     joined = {name: _joined([one.call.rows[name] for one in called]) for name in (*PARTS, *BOXES)}
-    return {
-        "class_group": np.array([kind.group for kind in columns.kinds], dtype=np.int32),
-        "class_members": np.array(members, dtype=np.int32),
-        "class_boxes": np.array([one.call.boxes for one in called], dtype=np.int32),
-        "part_class": np.repeat(np.arange(len(called), dtype=np.int32), members),
-        **{f"{name}_first": row_offsets(joined[name]) for name in PARTS},
-        **{name: joined[name] for name in BOXES},
-        "send_transfer": _joined([one.transfer for one in called]),
-    }
+    return as_columns(
+        {
+            "class_group": [kind.group for kind in columns.kinds],
+            "class_members": members,
+            "class_boxes": [one.call.boxes for one in called],
+            "part_class": np.repeat(np.arange(len(called)), members),
+            **{f"{name}_first": row_offsets(joined[name]) for name in PARTS},
+            **{name: joined[name] for name in BOXES},
+            "send_transfer": _joined([one.transfer for one in called]),
+        }
+    )
 
 
 def _joined(rows: Sequence[NDArray[np.int32]]) -> NDArray[np.int32]:
@@ -188,14 +190,16 @@ def _flowing(
     """Return the arrays of folded collectives. first: number of their first connection."""
     groups = [kind.group for kind in columns.kinds]
     flowing = np.array([flow is not None for flow in flows], dtype=bool)
-    return {
-        "class_group": np.array(groups, dtype=np.int32),
-        "class_members": np.array([len(plan.groups[group][1]) for group in groups], dtype=np.int32),
-        "class_connection": np.where(flowing, first + np.cumsum(flowing) - 1, -1).astype(np.int32),
-        "class_bytes": np.array([flow.size_bytes if flow else 0.0 for flow in flows]),
-        "class_rest_s": np.array([flow.rest_s if flow else 0.0 for flow in flows]),
-        "part_class": np.arange(len(flows), dtype=np.int32),
-    }
+    return as_columns(
+        {
+            "class_group": groups,
+            "class_members": [len(plan.groups[group][1]) for group in groups],
+            "class_connection": np.where(flowing, first + np.cumsum(flowing) - 1, -1),
+            "class_bytes": [flow.size_bytes if flow else 0.0 for flow in flows],
+            "class_rest_s": [flow.rest_s if flow else 0.0 for flow in flows],
+            "part_class": np.arange(len(flows)),
+        }
+    )
 
 
 _isolated_plans: IdentityCache[JobPlan] = IdentityCache(

@@ -1,29 +1,34 @@
-"""The command `launch`: run any program as the ranks of a job on an emulated network."""
+"""Commands that run any program: as the ranks of a job on an emulated network, or in a guest of the virtual clock."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, NoReturn, TextIO
 
 import typer
 from rich.console import Console
 
+from testbed.cli.console import progress_bar
 from testbed.cli.options import (
     AUTO_SCALE,
+    DEFAULT_STALL_TIMEOUT,
     RUN_CLOCK,
+    CpuTimeOption,
     DatapathOption,
     EngineOption,
+    MemoryOption,
     PolicyOption,
     SizeScaleOption,
+    StallOption,
     TopologyOption,
 )
-from testbed.cli.virtual import DEFAULT_STALL_TIMEOUT, MemoryOption, StallOption, err, out
 from testbed.errors import BadInput
 from testbed.measure.execution.benchmark_options import congestion_control_for, wants_guest
-from testbed.measure.execution.network_setup import choose_network, guest_settings
+from testbed.measure.execution.network_setup import choose_network, guest_settings, require_command
 from testbed.measure.execution.program_run import (
     TorchOptions,
     check_program_options,
@@ -35,6 +40,7 @@ from testbed.measure.execution.program_run import (
 from testbed.measure.results.run_directory import default_path
 from testbed.measure.results.unfinished_run import failed_path
 from testbed.net.virtual.guest import Guest, GuestSettings
+from testbed.net.virtual.kernel_build import build as build_kernel
 from testbed.net.virtual.kernel_image import find_image
 from testbed.spec.policy import DEFAULT_POLICY
 from testbed.spec.transport import TransportSpec
@@ -43,11 +49,6 @@ from testbed.workload.job.tuning_choice import tuning_of
 SEED = 1
 # variables that a guest sets itself
 KEPT_OUTSIDE = ("PATH", "HOME", "TMPDIR", "LANG", "PYTHONHASHSEED", "PYTHONDONTWRITEBYTECODE")
-
-
-def add_commands(app: typer.Typer) -> None:
-    """Register this module's command."""
-    app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(launch)
 
 
 def launch(
@@ -170,13 +171,102 @@ def _in_guest(settings: GuestSettings, output: Path) -> NoReturn:
     # last, so that it wins, but before the program, which may have an option of the same name
     at = words.index("--") if "--" in words else words.index("launch") + 1
     words[at:at] = ["--output", str(output)]
-    command = [sys.executable, "-c", "from testbed.cli import main; main()", *words]
     # other variables are passed on to the programs
     environment = {key: value for key, value in os.environ.items() if key not in KEPT_OUTSIDE}
-    guest = Guest(find_image(), settings)
-    ended = guest.run(command, Path.cwd(), {**environment, "PYTHONUNBUFFERED": "1"}, out, err)
-    raise typer.Exit(ended.status if ended.status >= 0 else 128 - ended.status)
+    rerun_in_guest(settings, words, environment)
 
 
 def _show(rank: int, is_error: bool, line: str) -> None:
     print(f"[{rank}] {line}", file=sys.stderr if is_error else sys.stdout, flush=True)
+
+
+virtual_app = typer.Typer(
+    help="The virtual clock: a Linux kernel in a process, whose time advances only when it is idle.",
+    no_args_is_help=True,
+)
+
+
+@virtual_app.command()
+def build(
+    source: Annotated[
+        Path | None,
+        typer.Option(help="A kernel source tree or archive (default: the distribution's newest)."),
+    ] = None,
+    again: Annotated[bool, typer.Option("--again", help="Rebuild even if the kernel exists.")] = False,
+    fetch: Annotated[
+        bool,
+        typer.Option(help="Check the distribution's archive for a newer source than the one in /usr/src."),
+    ] = True,
+) -> None:
+    """Build the virtual clock's kernel, test all its features, and store it. Takes about five minutes on two cores."""
+    console = Console(stderr=True, highlight=False)
+    with progress_bar(console) as bar:
+        task = bar.add_task("looking for a kernel source", total=None)
+        reported = -1
+
+        def progress(line: str, share: float | None) -> None:
+            nonlocal reported
+            bar.update(task, description=line, completed=share or 0, total=None if share is None else 1)
+            quarter = -1 if share is None else int(share * 4)
+            if share is None or (not console.is_terminal and quarter > reported):
+                console.print(f"  {line}" + (f" {quarter * 25} %" if share is not None else ""))
+            reported = quarter
+
+        image, built = build_kernel(source, again, progress, fetch)
+    console.print(
+        f"{'built' if built else 'there already'}: Linux {image.version} in {image.folder}, "
+        f"{len(image.checked)} features tried",
+        soft_wrap=True,
+    )
+
+
+@virtual_app.command(name="exec", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def execute(
+    context: typer.Context,
+    memory: MemoryOption = None,
+    cpu_time: CpuTimeOption = "free",
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the kernel's random numbers.")] = 1,
+    writable: Annotated[
+        list[Path] | None, typer.Option(help="A folder of this machine that the program may write to.")
+    ] = None,
+    open_vswitch: Annotated[bool, typer.Option(help="Start Open vSwitch first.")] = True,
+    stall_timeout: StallOption = DEFAULT_STALL_TIMEOUT,
+    timeout: Annotated[str | None, typer.Option(help="Longest wall time.")] = None,
+) -> None:
+    """Run a program as root in a guest: testbed virtual exec -- ping -c 3 127.0.0.1
+
+    It sees this machine's files, but its changes to them stay in the guest's memory. All its processes end with it.
+    """
+    command = require_command(context.args)
+    settings = guest_settings(
+        memory, cpu_time, seed, stall_timeout, timeout, writable or [], open_vswitch=open_vswitch
+    )
+    terminal = {key: os.environ[key] for key in ("TERM",) if key in os.environ}
+    run_in_guest(settings, command, terminal, shows_times=sys.stderr.isatty())
+
+
+def rerun_in_guest(
+    settings: GuestSettings, words: Sequence[str] | None = None, environment: Mapping[str, str] | None = None
+) -> NoReturn:
+    """Run this command, or one of other words, in a guest, under the virtual clock, and exit with its status."""
+    command = [sys.executable, "-c", "from testbed.cli import main; main()", *(words or sys.argv[1:])]
+    run_in_guest(settings, command, {**(environment or {}), "PYTHONUNBUFFERED": "1"})
+
+
+def run_in_guest(
+    settings: GuestSettings,
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    *,
+    shows_times: bool = False,
+) -> NoReturn:
+    """Run a program in a guest, pass its output on, and exit with its status."""
+
+    def passed_on(stream: TextIO) -> Callable[[str], None]:
+        return lambda text: print(text, end="", file=stream, flush=True)
+
+    out, err = passed_on(sys.stdout), passed_on(sys.stderr)
+    ended = Guest(find_image(), settings).run(list(command), Path.cwd(), environment, out, err)
+    if shows_times:
+        err(f"{ended.uptime_s:.3f} s of virtual time in {ended.wall_s:.1f} s of wall time\n")
+    raise typer.Exit(ended.status if ended.status >= 0 else 128 - ended.status)

@@ -1,14 +1,23 @@
-"""Generator of docs/reference/results.md: `python -m testbed.measure.results.reference_docs > ...`."""
+"""Generator of docs/reference/results.md: `python -m testbed.measure.reference_docs > ...`."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Sequence
 from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel
-from pydantic.fields import FieldInfo
 
+from testbed.measure.execution.collective_benchmark import COLUMNS
+from testbed.measure.fidelity import (
+    building_invariants,
+    cross_check_invariants,
+    host_invariants,
+    invariants,
+    link_invariants,
+    similarity,
+    timing_invariants,
+)
+from testbed.measure.fidelity.verdict import checks_of
 from testbed.measure.results.manifest import Entry, Manifest
 from testbed.measure.results.notebook_views import OPERATIONS, READINGS, STEPS
 from testbed.measure.results.result import Result
@@ -55,10 +64,24 @@ may change it. Under the virtual clock, equal inputs give equal samples
 people can compare runs over the phone.
 """
 
-FRAMES = (
-    ("steps", "One row per measured step.", STEPS),
-    ("operations", "One row per operation of a rank in a measured step.", OPERATIONS),
-    ("links", "One row per reading of one direction of a WAN link.", READINGS),
+FRAMES = {
+    "steps": ("One row per measured step.", STEPS),
+    "operations": ("One row per operation of a rank in a measured step.", OPERATIONS),
+    "links": ("One row per reading of one direction of a WAN link.", READINGS),
+}
+CHECKS_TEXT = """The checks of a verdict. Under the virtual clock, those of the host cannot fail.
+[Fidelity](../explanation/fidelity.md#the-invariants) explains each bound."""
+COLUMNS_TEXT = (
+    "What `testbed bench` prints for each size and algorithm; `--json-file` has more figures of each row."
+)
+CHECK_MODULES = (
+    invariants,
+    link_invariants,
+    building_invariants,
+    host_invariants,
+    cross_check_invariants,
+    timing_invariants,
+    similarity,
 )
 
 
@@ -66,18 +89,35 @@ def render_page() -> str:
     """Return the whole page in Markdown."""
     sections = [HEAD]
     for model in dict.fromkeys((*collect_models(Result), *collect_models(Manifest))):
-        rows = [_row(name, field) for name, field in model.model_fields.items()]
-        text = re.sub(r"\s*\n\s*", " ", model.__doc__ or "").strip()
-        table = "\n".join(("| field | type | |", "|---|---|---|", *rows))
-        sections.append(f"## {model.__name__}\n\n{text}\n\n{table}\n")
-    sections += [_columns(*frame) for frame in FRAMES]
+        fields = [
+            (f"`{field.alias or name}`", _type(field.annotation), field.description or "")
+            for name, field in model.model_fields.items()
+            if not field.exclude
+        ]
+        sections.append(
+            _section(model.__name__, _one_line(model.__doc__), "| field | type | |\n|---|---|---|", fields)
+        )
+    checks = [
+        (f"`{own.name}`", own.bound_text, own.failure_text, own.summary) for own in checks_of(*CHECK_MODULES)
+    ]
+    heading = "| check | allowed | status if it fails | |\n|---|---|---|---|"
+    sections.append(_section("Checks", CHECKS_TEXT, heading, checks))
+    columns = [(f"`{own.heading}`", own.unit.strip("()"), own.meaning) for own in COLUMNS if own.meaning]
+    heading = "| column | unit | |\n|---|---|---|"
+    sections.append(_section("Columns of `testbed bench`", COLUMNS_TEXT, heading, columns))
+    for method, (text, own_columns) in FRAMES.items():
+        named = [(f"`{name}`", meaning) for name, meaning in own_columns.items()]
+        sections.append(_section(f"Result.{method}()", text, "| column | |\n|---|---|", named))
     return "\n".join(sections)
 
 
-def _columns(method: str, text: str, columns: Mapping[str, str]) -> str:
-    rows = (f"| `{name}` | {meaning} |" for name, meaning in columns.items())
-    table = "\n".join(("| column | |", "|---|---|", *rows))
-    return f"## Result.{method}()\n\n{text}\n\n{table}\n"
+def _one_line(docstring: str | None) -> str:
+    return " ".join((docstring or "").split())
+
+
+def _section(title: str, text: str, heading: str, rows: Iterable[Sequence[str]]) -> str:
+    table = "\n".join((heading, *(f"| {' | '.join(row)} |" for row in rows)))
+    return f"## {title}\n\n{text}\n\n{table}\n"
 
 
 def collect_models(root: type[BaseModel]) -> list[type[BaseModel]]:
@@ -93,10 +133,6 @@ def _models_in(annotation: Any) -> list[type[BaseModel]]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     return [model for part in get_args(annotation) for model in _models_in(part)]
-
-
-def _row(name: str, field: FieldInfo) -> str:
-    return f"| `{field.alias or name}` | {_type(field.annotation)} | {field.description or ''} |"
 
 
 _TYPE_NAMES: dict[Any, str] = {
