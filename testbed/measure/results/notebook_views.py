@@ -119,9 +119,15 @@ READINGS = {
 
 def link_rows(readings: Iterable[LinkReading]) -> list[tuple[object, ...]]:
     """Return the rows of a frame with the columns READINGS."""
+    names = (*COUNTERS, "queue_bytes", "edge")
     return [
-        (one.time_s, one.link.source, one.link.target, one.link.plane)
-        + tuple(getattr(one, name) for name in (*COUNTERS, "queue_bytes", "edge"))
+        (
+            one.time_s,
+            one.link.source,
+            one.link.target,
+            one.link.plane,
+            *(getattr(one, name) for name in names),
+        )
         for one in readings
     ]
 
