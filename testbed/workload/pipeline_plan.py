@@ -36,7 +36,6 @@ from testbed.workload.plan import (
     RankPlan,
     Relocation,
     SymmetricPlans,
-    replace_fields,
 )
 from testbed.workload.plan_options import (
     Group,
@@ -236,9 +235,6 @@ class _RankPlanner(LayerPlanner):
         super().__init__(rank, groups, schedule.orders[position], options, pipelined=len(pipeline) > 1)
         self.position, self.pipeline, self.schedule, self.stages = position, pipeline, schedule, stages
         self.received: dict[tuple[int, Kind, int], int] = {}
-        self._compute_s: dict[tuple[int, Kind], float] = {}
-        # by receiving stage, sending stage and end: a message of which others differ only in their microbatch
-        self._messages: dict[tuple[int, int, bool], Message] = {}
 
     def pattern(self) -> Pattern:
         if self.options.early_receives:
@@ -262,27 +258,20 @@ class _RankPlanner(LayerPlanner):
 
     def _message(self, stage: int, source: Action, peer: int, after: tuple[int, ...], *, sends: bool) -> int:
         """Add one end of the message that carries the result of `source` to a stage."""
-        key = stage, source.stage, sends
-        if (template := self._messages.get(key)) is None:
-            forward = source.kind is Kind.FORWARD
-            what = f"{'SEND' if sends else 'RECV'}_{'F' if forward else 'B'}"
-            size, shown = self.stages[min(stage, source.stage)].activation, source.stage if sends else stage
-            message = Message(
-                f"{shown}{what}",
-                f"{what} {peer}",
-                PIPELINE,
-                peer=peer,
-                numel=self.numel(size),
-                tag=stage * self.schedule.microbatches * 2 + (not forward),
-                sends=sends,
-            )
-            template = self._messages[key] = message
-        number = source.microbatch
-        return self.add(
-            replace_fields(
-                template, name=f"{template.name}{number}", after=after, tag=template.tag + 2 * number
-            )
+        forward, microbatch = source.kind is Kind.FORWARD, source.microbatch
+        what = f"{'SEND' if sends else 'RECV'}_{'F' if forward else 'B'}"
+        shown, size = source.stage if sends else stage, self.stages[min(stage, source.stage)].activation
+        message = Message(
+            f"{shown}{what}{microbatch}",
+            f"{what} {peer}",
+            PIPELINE,
+            after,
+            peer,
+            self.numel(size),
+            tag=2 * (stage * self.schedule.microbatches + microbatch) + (not forward),
+            sends=sends,
         )
+        return self.add(message)
 
     def _add_action(self, action: Action) -> None:
         stage = self.stages[action.stage]
@@ -295,7 +284,8 @@ class _RankPlanner(LayerPlanner):
             self.gate.append(self.received[action.stage, kind, action.microbatch])
         first = len(self.plan)
         if self._is_whole(action):
-            self.compute(str(action), action.kind, self._seconds(action))
+            seconds = sum(compute_s(part, action.kind) for part in stage.parts) / action.parts
+            self.compute(str(action), action.kind, seconds)
             self.inner_traffic(str(action), action, stage.parts)
             if self.completes_weights(action):
                 for number, part in reversed(list(enumerate(stage.parts))):
@@ -321,15 +311,6 @@ class _RankPlanner(LayerPlanner):
             self.layer(action, number, part)
         if self.pipelined and action.kind is not Kind.BACKWARD_WEIGHT:
             self.gathered.add(action.stage)
-
-    def _seconds(self, action: Action) -> float:
-        """Return the compute time of all layers of an action, in real seconds."""
-        key = action.stage, action.kind
-        if key not in self._compute_s:
-            self._compute_s[key] = sum(
-                compute_s(part, action.kind) for part in self.stages[action.stage].parts
-            )
-        return self._compute_s[key] / action.parts
 
     # ---- actions
 

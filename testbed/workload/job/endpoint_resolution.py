@@ -119,14 +119,8 @@ def resolve_endpoints(
     ranks = len(endpoints)
     by_name = {host.name: host for host in topology.hosts} if topology else {}
     hosts = [by_name[endpoint.host] for endpoint in endpoints] if topology else []
-    products: tuple[tuple[int, ...], ...] = ()
-    narrowest: tuple[tuple[float, ...], ...] = ()
-    empty: tuple[tuple[float, ...], ...] = ()
-    if topology is not None and TRANSPORTS.find(spec.kind).asks_network:
-        paths = empty_paths(Paths(topology), hosts)
-        products = tuple(tuple(round(path.bdp_bytes) for path in row) for row in paths)
-        narrowest = tuple(tuple(path.rate_bps for path in row) for row in paths)
-        empty = tuple(tuple(path.round_trip_s for path in row) for row in paths)
+    asks = TRANSPORTS.find(spec.kind).asks_network
+    paths = empty_paths(Paths(topology), hosts) if asks and topology is not None else ()
     return JobEndpoints(
         token=secrets.token_hex(8),
         ranks=tuple(endpoints),
@@ -139,10 +133,10 @@ def resolve_endpoints(
         sockets=sockets or SocketRules(),
         distances=distances_of(topology, hosts) if topology else (("same_rack",) * ranks,) * ranks,
         software=software_of(spec, scale),
-        bdp_bytes=products,
-        path_bps=narrowest,
-        round_trips_s=empty,
-        port_bps=tuple(host.nic.rate_bps for host in hosts) if products else (),
+        bdp_bytes=tuple(tuple(round(path.bdp_bytes) for path in row) for row in paths),
+        path_bps=tuple(tuple(path.rate_bps for path in row) for row in paths),
+        round_trips_s=tuple(tuple(path.round_trip_s for path in row) for row in paths),
+        port_bps=tuple(host.nic.rate_bps for host in hosts) if paths else (),
     )
 
 

@@ -184,16 +184,11 @@ def _killed_hosts(scenario: Scenario) -> set[str]:
 def replicas_of(mesh: Mesh) -> tuple[tuple[int, ...], ...]:
     """Return the ranks of each replica, in the order of their other coordinates.
 
-    Returns a single group where a rank has several replicas.
+    Returns a single group where there is one replica, or a rank has several.
     """
-    if mesh.inside[REPLICATE] > 1:
+    if mesh.inside[REPLICATE] > 1 or mesh.outside[REPLICATE] == 1:
         return (tuple(range(mesh.size)),)
-    found: dict[int, list[int]] = {}
-    inner = [name for name in mesh.order if name != REPLICATE]
-    coordinates = mesh.coordinates
-    for rank in sorted(range(mesh.size), key=lambda rank: [coordinates[rank][name] for name in inner]):
-        found.setdefault(coordinates[rank][REPLICATE], []).append(rank)
-    return tuple(tuple(found[number]) for number in sorted(found))
+    return tuple(zip(*mesh.groups(REPLICATE), strict=True))
 
 
 def spans_replicas(members: Sequence[int], replicas: Sequence[Sequence[int]]) -> bool:

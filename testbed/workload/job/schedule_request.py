@@ -86,8 +86,7 @@ def schedule_by_name(
         ConfigError: The schedule does not fit.
     """
     ranks, searched = mesh.outside[PIPELINE], find_schedule(asked.name).searched
-    coordinate = dict.fromkeys(mesh.order, 0)
-    line = [mesh.rank({**coordinate, PIPELINE: number}) for number in range(ranks)]
+    line = mesh.groups(PIPELINE)[0] if ranks > 1 else ()
     hops = [network.paths[here, there] for here, there in pairwise(line)]
     size = scale.emulated_bytes(max(stage.activation for stage in stages))
     busy_s = [size / min(network.capacities[part] for part in hop.parts) for hop in hops]

@@ -45,11 +45,49 @@ from testbed.workload.pipeline_plan import plan_job
 from testbed.workload.plan import JobPlan
 from testbed.workload.plan_options import Options, SendToken
 from testbed.workload.plan_volume import plan_traffic
+from testbed.workload.plans import WorkloadRequest
 from testbed.workload.schedules import Schedule, SearchResult, find_schedule
 from testbed.workload.sequence_parallel import RING, TREE, BlockWise
 from testbed.workload.stages import Part, Sizes, Stage, layer_counts, model_stages
 
 SEARCH_TIME_SHARES = {1: 0.4, 2: 0.6}  # by stages per rank: the search space for two is larger
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobRequest(WorkloadRequest):
+    """A request with everything that is known of the job, for workloads that use the scenario's keys or the network.
+
+    Attributes:
+        scenario: The scenario, without variants; its topology and sizes are real.
+        topology: The topology in figures of `scale`.
+        hosts: Hosts of the ranks, in rank order.
+        link_engine: Link engine on which the job will run.
+    """
+
+    scenario: Scenario
+    topology: Topology
+    hosts: tuple[Host, ...]
+    link_engine: str = NETEM
+
+    @classmethod
+    def of(cls, scenario: Scenario, topology: Topology, scale: Scale, link_engine: str = NETEM) -> JobRequest:
+        """Return the request of a scenario. `topology` is in figures of `scale`."""
+        hosts = tuple(scenario.rank_hosts(topology))
+        return cls(
+            tuple(host.building for host in hosts),
+            scenario.workload.gradient_dtype,
+            scale,
+            scenario.seed,
+            scenario=scenario,
+            topology=topology,
+            hosts=hosts,
+            link_engine=link_engine,
+        )
+
+    @property
+    def building_indices(self) -> tuple[int, ...]:
+        """The index of each rank's building, as plans have it."""
+        return tuple(self.topology.building(name).index for name in self.buildings)
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,49 +123,33 @@ class Training:
     microbatches: tuple[int, ...] = ()
 
 
-def plan_training(
-    scenario: Scenario,
-    topology: Topology,
-    hosts: Sequence[Host],
-    scale: Scale,
-    itemsize: int,
-    link_engine: str = NETEM,
-) -> Training:
+def plan_training(request: JobRequest) -> Training:
     """Return the training step of a scenario. Raises ConfigError for what does not fit.
 
     Bytes and seconds are emulated, except those of `stages`.
     """
-    workload = scenario.workload
+    workload = request.scenario.workload
     assert workload.parallelism is not None
-    network = network_of(topology, hosts, link_engine)
-    hardware = slowdowns_of(workload, hosts)
-    slowdowns = with_stragglers(hardware, workload.parallelism.stragglers, hosts)
-    planner = _Planner(scenario, network, hosts, scale, itemsize, slowdowns)
-    mapping = map_hosts(workload.parallelism.mapping, hosts, network, hardware)
+    hardware = slowdowns_of(workload, request.hosts)
+    slowdowns = with_stragglers(hardware, workload.parallelism.stragglers, request.hosts)
+    planner = _Planner(request, slowdowns)
+    mapping = map_hosts(workload.parallelism.mapping, request.hosts, planner.network, hardware)
     if workload.parallelism.mapping == TOPOLOGY_AWARE:
         first = planner.plan(())
-        pairs = plan_traffic(first.plan.with_algorithm(scenario.algorithms[0]), itemsize)
-        mapping = minimize_crossing(pairs, planner.buildings, first.mesh.mappings())
+        pairs = plan_traffic(first.plan.with_algorithm(request.scenario.algorithms[0]), request.itemsize)
+        mapping = minimize_crossing(pairs, request.building_indices, first.mesh.mappings())
     return planner.plan(mapping)
 
 
 class _Planner:
     """Plans a scenario's step for a mapping of ranks. `slowdowns` include stragglers."""
 
-    def __init__(
-        self,
-        scenario: Scenario,
-        network: Network,
-        hosts: Sequence[Host],
-        scale: Scale,
-        itemsize: int,
-        slowdowns: Mapping[int, float],
-    ) -> None:
-        self.scenario, self.network, self.hosts = scenario, network, hosts
-        self.scale, self.itemsize, self.slowdowns = scale, itemsize, slowdowns
-        self.topology = scenario.topology.resolve()
-        self.buildings = tuple(self.topology.building(host.building).index for host in hosts)
-        self.tuning = tuning_of(scenario.workload.tuning, scenario.name, "workload.tuning", scale)
+    def __init__(self, request: JobRequest, slowdowns: Mapping[int, float]) -> None:
+        self.request, self.slowdowns = request, slowdowns
+        self.scenario, self.hosts, self.scale = request.scenario, request.hosts, request.scale
+        self.network = network_of(request.topology, request.hosts, request.link_engine)
+        where = request.scenario.name, "workload.tuning"
+        self.tuning = tuning_of(request.scenario.workload.tuning, *where, request.scale)
 
     def plan(self, mapping: Sequence[int]) -> Training:
         workload = self.scenario.workload
@@ -159,7 +181,7 @@ class _Planner:
             replica_schedules = [by_count[count] for count in counts]
             schedule = replica_schedules[0]
         options = Options(
-            self.itemsize,
+            self.request.itemsize,
             workload.bucket_cap_bytes,
             prefetch=asked.prefetch,
             prefetch_first=asked.prefetch_first,
@@ -179,14 +201,14 @@ class _Planner:
             outer=_outer_schedule(workload.outer, mesh),
         )
         plan = plan_job(mesh, schedule, stages, options, replica_schedules)
-        near = leaves_of(self.topology, self.hosts) if spec.hierarchy == LEAVES else ()
+        near = leaves_of(self.request.topology, self.hosts) if spec.hierarchy == LEAVES else ()
         return Training(
             mesh,
             schedule,
             tuple(stages),
-            plan.with_placement(self.buildings, self.tuning, near),
+            plan.with_placement(self.request.building_indices, self.tuning, near),
             self.network,
-            self.itemsize,
+            self.request.itemsize,
             modelled_software(self.scenario.transport, self.scale),
             self.scenario.algorithms[0],
             workload.training_steps_per_step,
@@ -200,7 +222,7 @@ class _Planner:
         _, overlaps, algorithm = spec.tensor_communication.rpartition("overlapped_")
         if algorithm not in (RING, TREE):
             return None
-        nodes = leaves_of(self.topology, self.hosts)
+        nodes = leaves_of(self.request.topology, self.hosts)
         return BlockWise(algorithm, bool(overlaps), nodes, self.scenario.workload.gemm_half_rows)
 
     def _named_slowdowns(self, asked: ScheduleSpec, mesh: Mesh, stages: int) -> list[float]:
@@ -219,7 +241,7 @@ class _Planner:
         asked = (workload.schedule or ScheduleSpec()).layers_per_stage
         speeds = [1 / own for own in slowdowns] if asked == BY_SPEED and self.slowdowns else ()
         try:
-            sizes, given = Sizes.of(workload, self.itemsize), () if isinstance(asked, str) else asked
+            sizes, given = Sizes.of(workload, self.request.itemsize), () if isinstance(asked, str) else asked
             layers = layer_counts(workload.model, count, speeds, given, sizes.scores)
             return model_stages(workload.model, count, mesh, sizes, layers), layers
         except ParallelismError as error:

@@ -28,20 +28,13 @@ def families_of(trace: JobTrace) -> dict[str, tuple[tuple[int, ...], ...]]:
 
 def _components(count: int, pairs: Iterable[tuple[int, int]]) -> tuple[tuple[int, ...], ...]:
     """Return the connected components of ranks 0 to `count`, exclusive, that have more than one rank."""
-    first = list(range(count))
-
-    def root(rank: int) -> int:
-        while first[rank] != rank:
-            first[rank] = rank = first[first[rank]]
-        return rank
-
+    component = {rank: [rank] for rank in range(count)}
     for one, other in pairs:
-        low, high = sorted((root(one), root(other)))
-        first[high] = low
-    found: dict[int, list[int]] = {}
-    for rank in range(count):
-        found.setdefault(root(rank), []).append(rank)
-    return tuple(tuple(members) for members in found.values() if len(members) > 1)
+        if component[one] is not component[other]:
+            merged = sorted(component[one] + component[other])
+            component |= dict.fromkeys(merged, merged)
+    found = {id(members): tuple(members) for members in component.values() if len(members) > 1}
+    return tuple(found.values())
 
 
 def order_of(trace: JobTrace, kinds: Sequence[str]) -> tuple[int, ...]:

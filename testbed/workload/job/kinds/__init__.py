@@ -5,6 +5,7 @@ Each registers under its name in the module that defines it. Some are selected b
 docs/how-to/plugins/workloads.md.
 """
 
-from testbed.workload.job.kinds.base import WORKLOADS, JobRequest, MakePlan, is_plugin, make_plan, source_of
+from testbed.workload.job.kinds.base import WORKLOADS, MakePlan, is_plugin, make_plan, source_of
+from testbed.workload.job.training import JobRequest
 
 __all__ = ["WORKLOADS", "JobRequest", "MakePlan", "is_plugin", "make_plan", "source_of"]

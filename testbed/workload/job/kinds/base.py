@@ -4,60 +4,16 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from testbed.net.paths.hops import NETEM
 from testbed.plugins import PluginError, Registry, attribute_errors
-from testbed.spec.buildings import Host
-from testbed.spec.scale import Scale
-from testbed.spec.scenario import Scenario
-from testbed.spec.topology import Topology
 from testbed.workload.job.errors import wrong_workload
-from testbed.workload.job.training import Training
+from testbed.workload.job.training import JobRequest, Training
 from testbed.workload.plan import JobPlan
-from testbed.workload.plans import PlanProblem, WorkloadRequest, check_plan
+from testbed.workload.plans import PlanProblem, check_plan
 from testbed.workload.serving.request_plan import Serving
-
-
-@dataclass(frozen=True, kw_only=True)
-class JobRequest(WorkloadRequest):
-    """A request with everything that is known of the job, for workloads that use the scenario's keys or the network.
-
-    Attributes:
-        scenario: The scenario, without variants; its topology and sizes are real.
-        topology: The topology in figures of `scale`.
-        hosts: Hosts of the ranks, in rank order.
-        link_engine: Link engine on which the job will run.
-    """
-
-    scenario: Scenario
-    topology: Topology
-    hosts: tuple[Host, ...]
-    link_engine: str = NETEM
-
-    @classmethod
-    def of(cls, scenario: Scenario, topology: Topology, scale: Scale, link_engine: str = NETEM) -> JobRequest:
-        """Return the request of a scenario. `topology` is in figures of `scale`."""
-        hosts = tuple(scenario.rank_hosts(topology))
-        return cls(
-            tuple(host.building for host in hosts),
-            scenario.workload.gradient_dtype,
-            scale,
-            scenario.seed,
-            scenario=scenario,
-            topology=topology,
-            hosts=hosts,
-            link_engine=link_engine,
-        )
-
-    @property
-    def building_indices(self) -> tuple[int, ...]:
-        """The index of each rank's building, as plans have it."""
-        return tuple(self.topology.building(name).index for name in self.buildings)
-
 
 MakePlan = Callable[..., "JobPlan | Training | Serving"]
 """A workload's function; called with a JobRequest and the scenario's options.

@@ -8,7 +8,8 @@ from dataclasses import replace
 from itertools import accumulate
 
 from testbed.spec.units import parse_size
-from testbed.workload.job.kinds.base import WORKLOADS, JobRequest
+from testbed.workload.job.kinds.base import WORKLOADS
+from testbed.workload.job.training import JobRequest
 from testbed.workload.layers import routing_weights
 from testbed.workload.plan import COMPUTE, Computing, GroupCollective, JobPlan, Operation, Pause
 from testbed.workload.plans.validation import PlanProblem

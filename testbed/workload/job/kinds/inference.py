@@ -12,7 +12,8 @@ from testbed.spec.scenario import Scenario
 from testbed.spec.serving import TRACE, InferenceSpec
 from testbed.spec.units import format_duration
 from testbed.spec.workload import INFERENCE
-from testbed.workload.job.kinds.base import WORKLOADS, JobRequest
+from testbed.workload.job.kinds.base import WORKLOADS
+from testbed.workload.job.training import JobRequest
 from testbed.workload.serving.costs import ServingProblem
 from testbed.workload.serving.frontend import Node, draw_arrivals, read_arrivals
 from testbed.workload.serving.request_plan import Serving, plan_serving

@@ -110,15 +110,14 @@ class _Exchanges:
         whole_bytes: float,
         outer: OuterSchedule,
     ) -> None:
-        self._builder, self._inner = builder, inner
-        self._buildings = len(buildings)
-        self._collective, self._size_bytes = outer.collective(whole_bytes, self._buildings)
-        self._everybody: int | None = None
+        self._builder = builder
+        self._collective, self._size_bytes = outer.collective(whole_bytes, len(buildings))
         self._across: list[int] = []
-        if self._buildings == 1:
+        self._inner: list[int] = []
+        if len(buildings) == 1:
             return
         if outer.is_summable:
-            self._everybody = builder.group("all")
+            self._across = [builder.group("all")]
             return
         if len({len(ranks) for ranks in buildings}) > 1:
             got = f"{outer.bits} with buildings of {', '.join(str(len(ranks)) for ranks in buildings)} ranks"
@@ -126,17 +125,11 @@ class _Exchanges:
                 where="outer_bits", got=got, expected="as many ranks in every building, or 32, or 16"
             )
         self._across = [builder.group("across", ranks) for ranks in zip(*buildings, strict=True)]
+        self._inner = inner
 
     def begin(self, part: int, after: Iterable[Mark]) -> dict[int, Mark]:
         """Start the exchange of a part; return the handle of each rank's end."""
-        marks, name = list(after), f"outer gradients {part}"
-        if self._buildings == 1:
-            return {}
-        builder = self._builder
-        if self._everybody is not None:
-            return builder.collective(
-                self._everybody, self._collective, self._size_bytes, name=name, after=marks, kind="outer"
-            )
+        marks, name, builder = list(after), f"outer gradients {part}", self._builder
         arrived: dict[int, Mark] = {}
         for group in self._across:
             members = builder.members(group)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from testbed.spec.workload import COLLECTIVES, DATA_PARALLEL, PARALLEL
-from testbed.workload.job.kinds.base import WORKLOADS, JobRequest
+from testbed.workload.job.kinds.base import WORKLOADS
 from testbed.workload.job.rank_hardware import slowdowns_of
-from testbed.workload.job.training import Training, plan_training
+from testbed.workload.job.training import JobRequest, Training, plan_training
 from testbed.workload.plan import JobPlan
 from testbed.workload.uniform_plans import plan_collectives, plan_data_parallel
 
@@ -27,11 +27,4 @@ def collectives(request: JobRequest) -> JobPlan:
 @WORKLOADS.register(PARALLEL)
 def parallel_training(request: JobRequest) -> Training:
     """Plan training spread over ranks by `parallelism`, of a `model` or of identical pipeline stages (`stage`)."""
-    return plan_training(
-        request.scenario,
-        request.topology,
-        request.hosts,
-        request.scale,
-        request.itemsize,
-        request.link_engine,
-    )
+    return plan_training(request)

@@ -21,8 +21,9 @@ from testbed.spec.parallelism import BY_DISTANCE, TOPOLOGY_AWARE
 from testbed.spec.scale import UNSCALED
 from testbed.spec.scenario import Scenario
 from testbed.spec.workload import CHAKRA, TRACE, WorkloadSpec
-from testbed.workload.job.kinds.base import WORKLOADS, JobRequest
+from testbed.workload.job.kinds.base import WORKLOADS
 from testbed.workload.job.rank_placement import map_hosts, minimize_crossing
+from testbed.workload.job.training import JobRequest
 from testbed.workload.plan import JobPlan
 from testbed.workload.plan_volume import plan_traffic
 from testbed.workload.trace_conversion import ALL_REDUCE, BARRIER, plan_trace
