@@ -1,5 +1,5 @@
-# The two commands for users are `make demo` and `make test`. Everything works as root, and through sudo as anyone else;
-# see tools/bootstrap for what is installed, and how.
+# The two commands for users are `make demo` and `make test`. Both work as root, and with sudo as an ordinary user.
+# tools/bootstrap lists what they install.
 
 SHELL := /bin/bash
 PYTHON ?= /usr/bin/python3
@@ -8,34 +8,34 @@ export PYTHON
 BIN := .venv/bin
 UID := $(shell id -u)
 OWNER := $(shell stat -c %u .)
-# Root's commands leave nothing in the checkout that its owner could not remove.
+# Commands that run as root leave no files that the checkout's owner cannot remove.
 CLEANLY := env PYTHONDONTWRITEBYTECODE=1
 AS_ROOT := $(if $(filter 0,$(UID)),,sudo) $(if $(filter 0,$(OWNER)),,$(CLEANLY))
 HASH := \#
-# One more than there are cores: some tests wait for a moment, and a guest stays on one core, not the idlest for long.
+# One worker more than cores, because some tests wait.
 AT_ONCE := -n $(shell echo $$(( $$(nproc) < 4 ? $$(nproc) + 1 : 4 )))
-# Not by the real clock: under the virtual one figures do not depend on what else runs.
+# Tests whose figures do not depend on the machine's load.
 SIDE_BY_SIDE := $(AT_ONCE)
 GUESTS := $(AT_ONCE) --dist loadfile --no-loadscope-reorder
-# Two networks at once mostly wait for each other's clocks; what must not have another beside it is marked `quiet`.
+# Two networks at a time, because their tests mostly wait. Tests that need the machine to themselves are marked `quiet`.
 NETS := -n 2 --dist loadfile
-# An SSH server that is installed is started: `make test` installs none on somebody's own machine.
+# Installing an SSH server also starts it, so `make test` does not install one outside CI.
 SSHD = $(shell PATH=$$PATH:/usr/sbin command -v sshd)
-# Where `make test` reads what passed and what was skipped.
+# `make test` reads passed and skipped tests from this report.
 REPORT = $(if $(REPORTS),--junitxml=$(REPORTS)/$@.xml)
 AS_OWNER := $(if $(filter 0,$(UID)),$(if $(filter-out 0,$(filter $(OWNER),$(SUDO_UID))),sudo -H -u '$(HASH)$(OWNER)' --))
 GIVE_BACK := $(if $(filter 0,$(OWNER)),true,$(if $(filter 0,$(UID)),,sudo) chown -R $(shell stat -c %u:%g .) runs)
 
-# A machine that has other things to do gets more time: twice, four times as slow.
+# On a busy machine the demo is retried 2 and 4 times as slowly.
 DEMO := scenarios/quickstart.yaml --retry-dilated 4
-BUSY := 'This machine is too busy to measure by its own clock now, even four times as slowly. Its figures above are' \
-	'marked so. End what is busy and try again; or, however busy it is: make virtual (once, about five minutes), then' \
+BUSY := 'The host is too busy for real-time measurements now, even four times as slowly; the figures above say so.' \
+	'End other programs and try again, or use the virtual clock, which load cannot disturb: make virtual (once, about five minutes), then' \
 	'$(BIN)/testbed run scenarios/quickstart.yaml --clock virtual'
 
 .PHONY: help demo test test-all setup environment virtual lint unit thorough net net-shared net-quiet test-virtual test-vagrant test-machines lock charts build site clean-env
 .NOTPARALLEL:
 
-help: ## what there is
+help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
 
 demo: setup ## install what is missing, run scenarios/quickstart.yaml
@@ -44,11 +44,11 @@ demo: setup ## install what is missing, run scenarios/quickstart.yaml
 	[ ! -d runs ] || $(GIVE_BACK); \
 	if [ $$status = 3 ]; then status=0; echo $(BUSY); fi; exit $$status
 
-test: setup ## install what is missing, run all checks and tests; says at its end what was skipped, and why
+test: setup ## install what is missing, run all checks and tests; report skipped tests
 	@tools/bootstrap rdma ryu peers validate $(if $(CI)$(SSHD),machines) $(if $(CI),browser)
 	@$(CLEANLY) $(BIN)/python -m tests.lanes
 
-test-all: ## the same, and all of what it tries a part of; for a night
+test-all: ## run all tests, including those marked thorough; takes hours
 	@$(MAKE) --no-print-directory --keep-going test thorough
 
 setup: ## install what is missing: system packages, Open vSwitch started, .venv
@@ -70,7 +70,7 @@ lint: environment ## ruff, mypy, the import order of packages
 unit: environment ## tests that need no root; of one package: make unit ROOM=comm
 	$(AS_OWNER) $(BIN)/python -m pytest $(REPORT) $(SIDE_BY_SIDE) tests/unit$(if $(ROOM),/$(ROOM))
 
-thorough: environment ## what other lanes try a part of, all of it: by turns, in guests, with Ryu; minutes
+thorough: environment ## tests marked thorough; minutes
 	@tools/bootstrap site
 	$(AS_OWNER) $(BIN)/python -m pytest -q -m thorough $(SIDE_BY_SIDE) tests/unit
 	$(AS_ROOT) $(BIN)/python -m pytest -q -p no:cacheprovider -m thorough tests/net
@@ -102,16 +102,16 @@ test-machines: setup ## tests of a network over two machines, which are namespac
 	@tools/bootstrap machines
 	$(AS_ROOT) $(BIN)/python -m pytest $(REPORT) -p no:cacheprovider -v -m machines tests/machines
 
-lock: environment ## lock the Python packages anew; UPGRADE=1 takes the newest of all
+lock: environment ## lock the Python packages again; UPGRADE=1 takes the newest versions
 	@tools/lock $(if $(UPGRADE),--upgrade)
 
-charts: ## what the live page draws with, anew from its locked packages; needs npm
+charts: ## rebuild the live page's charts from locked packages; needs npm
 	cd tools/charts && npm ci --ignore-scripts --silent && npm run --silent build
 
-build: environment ## the wheel and the source archive, in dist/
+build: environment ## build wheel and source archive in dist/
 	$(AS_OWNER) $(BIN)/uv build --quiet --build-constraints requirements/build.lock --require-hashes
 
-site: environment ## the documentation's site, in build/site; links are checked
+site: environment ## build the documentation in build/site and check its links
 	@tools/bootstrap site
 	$(AS_OWNER) $(BIN)/python tools/site_pages.py build/pages
 	$(AS_OWNER) env NO_MKDOCS_2_WARNING=1 .venv-site/bin/mkdocs build --strict

@@ -24,7 +24,7 @@ import yaml
 from testbed.contrib.capture.session import Request, capture
 from testbed.contrib.capture.trace_assembly import ROOFLINE, UTILISATION
 from testbed.spec.catalogue import accelerators
-from testbed.workload.traces import Compute
+from testbed.workload.traces.trace import Compute
 
 PUBLISHED = Path(__file__).with_name("roofline_error") / "published.yaml"
 WAYS = (UTILISATION, ROOFLINE)

@@ -12,10 +12,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from testbed.cli.experiments import predict as predicting
 from testbed.cli.experiments import run as experiment
 from testbed.cli.experiments import sweep as sweeping
-from testbed.cli.experiments.run import Listener, open_executor
+from testbed.cli.experiments.run import open_executor
 from testbed.cli.experiments.sweep import SweepRequest
 from testbed.measure.execution.network_setup import choose_network_without_ranks
 from testbed.measure.execution.progress import Progress
@@ -74,7 +73,7 @@ def predict(scenario: Scenario | Source, clock: str = "virtual", packets: int = 
     Example:
         >>> testbed.predict("scenarios/quickstart.yaml")["ring"].step_time_s
     """
-    return predicting.predict(_loaded(scenario), clock, packets).variants
+    return experiment.predict(_loaded(scenario), clock, packets).variants
 
 
 def run(
@@ -111,11 +110,9 @@ def run(
     """
     file = "scenario" if isinstance(scenario, Scenario | Mapping) else str(scenario)
     scenario = _loaded(scenario)
-    notify = progress or (lambda line: None)
     target = Path(output) if output is not None else default_path(scenario.name)
-    listener = Listener(Progress(notify, lambda done, total: notify(f"step {done + 1} of {total}")))
     request = Request(scenario, target, file, clock=clock, jobs=jobs, memory=memory)
-    return experiment.run(request, listener)
+    return experiment.run(request, _listener(progress or (lambda line: None)))
 
 
 def explore(scenario: Scenario | Source, progress: Callable[[str], None] | None = None) -> Exploration:
@@ -193,13 +190,12 @@ def sweep(
         confirm=confirm,
         jobs=jobs,
     )
-    listener = Listener(Progress(notify, lambda done, total: notify(f"step {done + 1} of {total}")))
     planned = sweeping.plan_sweep(request)
     with open_executor(engine, scheduler, jobs) as workers:
         return sweeping.sweep(
             planned.with_engine(workers),
             lambda done, total, words: notify(f"point {done + 1} of {total}: {words}") if words else None,
-            listener,
+            _listener(notify),
         )
 
 
@@ -258,6 +254,10 @@ def up(
     network = choose_network_without_ranks(topology, policy, size_scale=wanted, policy_field="policy")
     with network.fabric(seed=1, progress=progress or (lambda line: None)) as fabric:
         yield RunningNetwork(fabric)
+
+
+def _listener(notify: Callable[[str], None]) -> Progress:
+    return Progress(notify, lambda done, total: notify(f"step {done + 1} of {total}"))
 
 
 def _loaded(given: Scenario | Source) -> Scenario:

@@ -27,14 +27,23 @@ OWN_FILE = re.compile(r"(?P<file>.+\.py):(?P<name>[A-Za-z_]\w*)")
 T = TypeVar("T")
 
 
+def map_strings(value: Any, change: Callable[[str], str]) -> Any:
+    """Return data with every string in it changed, except for keys."""
+    if isinstance(value, Mapping):
+        return {key: map_strings(item, change) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [map_strings(item, change) for item in value]
+    return change(value) if isinstance(value, str) else value
+
+
 def resolve_file_names(value: Any, folder: Path) -> Any:
     """Return data with every FILE.py:NAME in it made absolute, relative to `folder`."""
-    if isinstance(value, Mapping):
-        return {key: resolve_file_names(item, folder) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [resolve_file_names(item, folder) for item in value]
-    own = OWN_FILE.fullmatch(value) if isinstance(value, str) else None
-    return value if own is None else f"{(folder / own['file']).resolve()}:{own['name']}"
+
+    def resolve(name: str) -> str:
+        own = OWN_FILE.fullmatch(name)
+        return name if own is None else f"{(folder / own['file']).resolve()}:{own['name']}"
+
+    return map_strings(value, resolve)
 
 
 def is_file_name(name: str) -> bool:
@@ -50,11 +59,7 @@ def short_name(name: str) -> str:
 
 def shorten_names(value: Any) -> Any:
     """Return data for display, with every FILE.py:NAME in it without the file's folder."""
-    if isinstance(value, Mapping):
-        return {key: shorten_names(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [shorten_names(item) for item in value]
-    return short_name(value) if isinstance(value, str) else value
+    return map_strings(value, short_name)
 
 
 def disambiguate_names(names: Sequence[str]) -> dict[str, str]:
@@ -184,7 +189,7 @@ class Registry(Mapping[str, T], Generic[T]):
         for entry in importlib.metadata.entry_points(group=self.entry_points):
             if not entry.name.startswith(self.prefix):
                 continue
-            name = entry.name[len(self.prefix) :]
+            name = entry.name.removeprefix(self.prefix)
             if name in self._known:
                 raise PluginError(
                     where=f"{self.what} {name}",
@@ -260,14 +265,14 @@ def load_file(path: Path, what: str) -> ModuleType:
 
 
 @contextlib.contextmanager
-def attribute_errors(what: str, file: Path, kind: type[TestbedError] = PluginError) -> Iterator[None]:
+def attribute_errors(what: str, file: Path) -> Iterator[None]:
     """Turn exceptions of user code in this block into one error that names `what` and the line in `file`."""
     try:
         yield
     except TestbedError:
         raise
     except Exception as error:
-        raise kind(f"{what}: {describe_exception(error, file)}") from error
+        raise PluginError(f"{what}: {describe_exception(error, file)}") from error
 
 
 def describe_exception(error: Exception, file: Path) -> str:

@@ -1,8 +1,8 @@
-"""The lanes of `make test`, those that can stand it beside each other; what each took, and what was skipped and why.
+"""Runs the lanes of `make test`, some of them in parallel, and prints their durations and skipped tests.
 
-The virtual lane's figures do not depend on what else the machine does, and the net lane mostly waits: so guests run on
-what the lanes in front of them leave of the cores. The kernel is asked for that (SCHED_IDLE, and an idle control group
-where sessions would share cores evenly); where it cannot be had the virtual lane comes after the others.
+The virtual lane's figures do not depend on the machine's load, and the net lanes mostly wait. So guests run in the
+background with idle priority (SCHED_IDLE, and an idle control group where sessions share cores evenly). Where idle
+priority is unavailable the virtual lane runs after the others.
 
 Each lane is a target of the Makefile. Usage: python -m tests.lanes
 """
@@ -26,17 +26,17 @@ from types import FrameType
 from xml.etree import ElementTree
 
 REPOSITORY = Path(__file__).parents[1]
-# Lint and unit tests keep all cores busy: guests would wait for them.
+# Lint and unit tests keep all cores busy, so guests would only wait.
 FIRST = ("lint", "unit")
-# By the real clock; each has the machine to itself but for the guests.
+# Real-clock lanes: each has the machine to itself, except for the guests.
 MACHINES = "test-machines"
 FRONT = ("net-shared", "net-quiet", MACHINES)
 BACK = "test-virtual"
 EVERY_S = 0.2
 HEARTBEAT_S = 60.0
-# After the signal that ends all: until those that do not end are told once more, and until they are killed.
+# After a signal: until remaining lanes get another signal, and until they are killed.
 PATIENCE_S, KILL_AFTER_S = 20.0, 20.0
-# For what lanes that have ended had started: until it is told to end, and until it is killed.
+# For orphans of ended lanes: until SIGTERM, and until SIGKILL.
 ORPHANS_S = 5.0
 PR_SET_PDEATHSIG = 1
 NO_SSHD = "there is no SSH server here, and installing one would start it; `make test-machines` does"
@@ -48,7 +48,7 @@ CPU_GROUPS = ("cpu,cpuacct", "cpu", "")
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a lane ended: its exit status, the seconds it took, how many tests passed, reasons of those skipped."""
+    """The result of a lane: exit status, duration, number of passed tests, reasons of skipped ones."""
 
     lane: str
     status: int
@@ -57,14 +57,14 @@ class Outcome:
     skipped: tuple[str, ...] = ()
 
     def line(self) -> str:
-        """One line on it."""
+        """Return the result as a line of text."""
         tests = f", {self.passed} passed, {len(self.skipped)} skipped" if self.passed or self.skipped else ""
         said = "" if self.status == 0 else f", FAILED with status {self.status}"
         return f"{self.lane:14} {self.took_s:5.0f} s{tests}{said}"
 
 
 def results(report: Path) -> tuple[int, tuple[str, ...]]:
-    """How many tests passed and, of those skipped, the reasons: from pytest's JUnit report, where there is one."""
+    """Return the number of passed tests and the reasons of skipped ones from a JUnit report, if it exists."""
     try:
         cases = list(ElementTree.parse(report).iter("testcase"))
     except (OSError, ElementTree.ParseError):
@@ -76,7 +76,7 @@ def results(report: Path) -> tuple[int, tuple[str, ...]]:
 
 
 def summary(outcomes: Sequence[Outcome], took_s: float, missing: Mapping[str, str] | None = None) -> str:
-    """What `make test` says at its end; `missing`: lanes that did not run, and why."""
+    """Return the last lines of `make test`; `missing` has the lanes that did not run, and why."""
     lines = ["lanes:", *(f"  {outcome.line()}" for outcome in outcomes), f"  {'together':14} {took_s:5.0f} s"]
     lines += [f"  {lane:14} did not run: {reason}" for lane, reason in (missing or {}).items()]
     reasons = Counter((outcome.lane, reason) for outcome in outcomes for reason in outcome.skipped)
@@ -88,9 +88,9 @@ def summary(outcomes: Sequence[Outcome], took_s: float, missing: Mapping[str, st
 
 
 def shares_by_session(groups: str, autogroup: str | None) -> bool:
-    """Whether the kernel shares cores between sessions first, so that an idle process of one counts as much as others.
+    """Return whether the kernel shares cores between sessions first, so that idle priority has no effect across them.
 
-    `groups` is /proc/self/cgroup, `autogroup` the kernel's setting, None where it has none.
+    `groups` is the content of /proc/self/cgroup; `autogroup` is the kernel's setting, or None if it has none.
     """
     if autogroup is None or autogroup.strip() != "1":
         return False
@@ -101,10 +101,10 @@ def shares_by_session(groups: str, autogroup: str | None) -> bool:
 
 @contextlib.contextmanager
 def idle_group() -> Iterator[Path | None]:
-    """A control group whose processes get what others leave, gone with the block; None where there cannot be one."""
+    """Make a control group with idle priority for the length of the block; None if that is impossible."""
     group = None
     for controller in CPU_GROUPS:
-        for left in (GROUPS / controller).glob(f"{GROUP_PREFIX}*"):  # of one that was killed
+        for left in (GROUPS / controller).glob(f"{GROUP_PREFIX}*"):  # left behind by a killed run
             if not Path("/proc", left.name.removeprefix(GROUP_PREFIX)).exists():
                 with contextlib.suppress(OSError):
                     left.rmdir()
@@ -125,19 +125,19 @@ def idle_group() -> Iterator[Path | None]:
     finally:
         deadline = time.monotonic() + PATIENCE_S
         while group is not None and time.monotonic() < deadline:
-            with contextlib.suppress(OSError):  # busy while something in it is about to end
+            with contextlib.suppress(OSError):  # busy while a process in it is still exiting
                 group.rmdir()
                 break
             time.sleep(EVERY_S)
 
 
 class Lane:
-    """One that runs."""
+    """A running lane."""
 
     def __init__(
         self, name: str, reports: Path, output: Path | None = None, behind: Path | None = None
     ) -> None:
-        """Start it; `output`: the file for what it says; `behind`: the idle control group to run in."""
+        """Start the lane; `output` is the file for its output, `behind` the idle control group to run in."""
         self.name = name
         self.output = output
         self._report = reports / f"{name}.xml"
@@ -154,27 +154,27 @@ class Lane:
             )
 
     def poll(self) -> Outcome | None:
-        """How it ended, if it has."""
+        """Return the result if the lane has ended."""
         status = self.process.poll()
         if status is None:
             return None
         return Outcome(self.name, status, time.monotonic() - self._began_s, *results(self._report))
 
     def say(self) -> None:
-        """What it said, if that has not been seen yet."""
+        """Print the output, if it went to a file."""
         if self.output:
             say(f"{self.name} said:")
             print(self.output.read_text(errors="replace"), flush=True)
 
     def progress(self) -> str:
-        """The last that it said, and for how long it has been running."""
+        """Return how long the lane has been running, and its last line of output."""
         words = self.output.read_text(errors="replace").split("\n") if self.output else []
         last = next((line.strip() for line in reversed(words) if line.strip()), "")
         return f"{self.name} has been running for {time.monotonic() - self._began_s:.0f} s: {last[-60:]}"
 
 
 def _with_parent() -> None:
-    """In a lane's first process: it is told to end when whoever started it is no more."""
+    """Have the lane's first process end when its parent ends."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
@@ -189,7 +189,7 @@ def _behind(group: Path | None) -> Callable[[], None]:
 
 
 class Lanes:
-    """All of them, as they start and end."""
+    """Starts the lanes in order and collects their results."""
 
     def __init__(self, reports: Path) -> None:
         self.outcomes: list[Outcome] = []
@@ -199,11 +199,11 @@ class Lanes:
         self._said_s = time.monotonic()
 
     def stop(self, number: int, _frame: FrameType | None) -> None:
-        """What a signal does: no further lane starts; those that run are told, and killed if they do not end."""
+        """Handle a signal: start no further lane, and end the running ones."""
         self.stopped = self.stopped or number
 
     def run(self, group: Path | None, beside: bool) -> None:
-        """All, in their order, until the last has ended or one is to stop. `beside`: the virtual lane behind others."""
+        """Run all lanes in order; `beside` runs the virtual lane in the background."""
         for name in FIRST:
             self._wait_for(self._start(name))
         behind = self._start(BACK, group) if beside else None
@@ -215,14 +215,14 @@ class Lanes:
     def _start(self, name: str, group: Path | None = None) -> Lane | None:
         if self.stopped:
             return None
-        say(name + (": behind the others; what it says follows at its end" if name == BACK else ""))
+        say(name + (": in the background; its output follows when it ends" if name == BACK else ""))
         output = self._reports / f"{name}.out" if name == BACK else None
         lane = Lane(name, self._reports, output, group)
         self._running.append(lane)
         return lane
 
     def _wait_for(self, lane: Lane | None) -> None:
-        """Until it has ended; and the one behind the others, if that has ended meanwhile, says its piece then."""
+        """Wait for a lane to end; then print the background lane's output if it has ended meanwhile."""
         while lane in self._running:
             time.sleep(EVERY_S)
             if self.stopped:
@@ -236,7 +236,7 @@ class Lanes:
         return None
 
     def _note(self, waited_for: Lane | None) -> None:
-        """Those that have ended; not in the middle of what another is saying."""
+        """Record lanes that have ended, but not while another one is printing."""
         for lane in list(self._running):
             quiet = waited_for is None or lane is waited_for
             if quiet and (outcome := lane.poll()) is not None:
@@ -245,8 +245,8 @@ class Lanes:
                 lane.say()
 
     def _end_all(self, number: int) -> None:
-        """A terminal's Ctrl-C and `timeout` reach all of this process group; who else sends a signal means us alone."""
-        say(f"stopped by signal {number}; waiting for what runs to take down what it made")
+        """End all lanes. Ctrl-C and `timeout` signal the whole process group; other senders only this process."""
+        say(f"stopped by signal {number}; waiting for the running lanes to clean up")
         processes = [lane.process for lane in self._running]
         started = descendants(os.getpid())
         if number == signal.SIGTERM:
@@ -266,7 +266,7 @@ class Lanes:
             while (left := started & living().keys()) and time.monotonic() < deadline:
                 time.sleep(EVERY_S)
             for pid in left:
-                with contextlib.suppress(OSError):  # ended meanwhile, or root's
+                with contextlib.suppress(OSError):  # ended meanwhile, or owned by root
                     os.kill(pid, then)
         for lane in self._running:
             lane.say()
@@ -275,7 +275,7 @@ class Lanes:
 
 
 def living() -> dict[int, int]:
-    """The processes of this machine that have not ended, each with its parent."""
+    """Return the parent of each running process of this machine."""
     parents = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -286,7 +286,7 @@ def living() -> dict[int, int]:
 
 
 def descendants(pid: int) -> set[int]:
-    """The processes below a process."""
+    """Return the descendants of a process."""
     parents, found, new = living(), set[int](), {pid}
     while new:
         new = {child for child, parent in parents.items() if parent in new} - found
@@ -295,19 +295,19 @@ def descendants(pid: int) -> set[int]:
 
 
 def has_sshd() -> bool:
-    """Whether an SSH server is installed, which an ordinary user's path need not have."""
+    """Return whether an SSH server is installed; it may be outside an ordinary user's PATH."""
     return (
         shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/local/sbin:/usr/sbin:/sbin") is not None
     )
 
 
 def say(words: str) -> None:
-    """A line that is none of a lane's own."""
+    """Print a line of this runner."""
     print(f"==> {words}", flush=True)
 
 
 def main() -> int:
-    """The exit status: of the first lane that failed; 128 and the signal's number where one ended all."""
+    """Return 1 if a lane failed, 128 plus the number of a signal that ended the run, else 0."""
     began_s = time.monotonic()
     reports = Path(tempfile.mkdtemp(prefix="testbed-lanes-"))
     reports.chmod(0o777)  # lanes run as root, or as the checkout's owner

@@ -18,8 +18,7 @@ from typing import Any
 import typer
 
 import testbed
-from testbed.cli.lazy_commands import LazyCommand
-from testbed.cli.main import app
+from testbed.cli.main import LazyCommand, app
 from testbed.show.report.topology_graph import draw_topology
 from testbed.spec.catalogue import shipped
 from testbed.spec.examples import Header, header

@@ -21,7 +21,7 @@ from pathlib import Path
 from measuring import measured
 
 from testbed.measure.results.result import Variant
-from testbed.workload.serving import draw_arrivals
+from testbed.workload.serving.frontend import draw_arrivals
 from tests.queueing import md1_wait_s, recent_wait_s, recent_waits_s
 
 SERVICE_S = 100e-6

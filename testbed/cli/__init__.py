@@ -1,4 +1,4 @@
-"""The command `testbed`: parse arguments, call, print."""
+"""The command `testbed`: arguments, output, and its experiments (run, sweep, explore, calibrate)."""
 
 from testbed.cli.main import main
 

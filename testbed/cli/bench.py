@@ -1,10 +1,12 @@
-"""The command `bench`: time a collective at many sizes, with nccl-tests' columns."""
+"""Benchmarks: `bench` times a collective at many sizes, with nccl-tests' columns; `bootstrap` times a job's start."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -12,31 +14,34 @@ from rich.console import Console
 from testbed.cli.console import print_rows
 from testbed.cli.options import (
     AUTO_SCALE,
+    DEFAULT_STALL_TIMEOUT,
+    MODEL_CLOCK,
     RUN_CLOCK,
     SEED,
     DatapathOption,
     EngineOption,
     JsonFileOption,
+    MemoryOption,
     PackingOption,
     PolicyOption,
     SeedOption,
     SizeScaleOption,
+    StallOption,
     TopologyOption,
 )
-from testbed.cli.virtual import (
-    DEFAULT_STALL_TIMEOUT,
-    MemoryOption,
-    StallOption,
-    rerun_in_guest,
-)
-from testbed.comm.collectives import AUTO, COLLECTIVES, DTYPES, OPERATIONS, collective_of
+from testbed.cli.programs import rerun_in_guest
+from testbed.comm.collectives import AUTO, COLLECTIVES, DTYPES, OPERATIONS
 from testbed.measure.execution.benchmark_options import (
+    STARTUP_METHODS,
     USUAL_KIND,
     USUAL_PROTOCOL,
     benchmark_guest,
+    bootstrap_trials,
     check_bench_options,
     congestion_control_for,
+    connection_buffers_bytes,
     guest_bytes,
+    guest_bytes_for,
     parse_algorithms,
     parse_transport,
     resolve_collective,
@@ -45,24 +50,17 @@ from testbed.measure.execution.benchmark_options import (
     write_rows,
     write_tuning_table,
 )
-from testbed.measure.execution.collective_benchmark import BenchOptions, BenchRun, Row
-from testbed.measure.execution.network_setup import choose_network
+from testbed.measure.execution.bootstrap_benchmark import BootstrapRow, BootstrapRun
+from testbed.measure.execution.collective_benchmark import COLUMNS, BenchOptions, BenchRun, Row
+from testbed.measure.execution.network_setup import choose_network, choose_network_without_ranks
 from testbed.measure.execution.resources import parse_ranks_per_process
-from testbed.plugins import registry, short_name
+from testbed.measure.result_model import Column
+from testbed.plugins import registry
+from testbed.prediction.startup_cost import growth_exponent
 from testbed.spec.overrides import PRESETS
 from testbed.spec.policy import DEFAULT_POLICY
+from testbed.spec.units import format_size
 from testbed.workload.job.tuning_choice import tuning_of
-
-HEADINGS = (
-    ("#", "size", "count", "type", "redop", "algorithm", "time", "algbw", "busbw", "#wrong", "of limit"),
-    ("#", "(B)", "(elements)", "", "", "", "(us)", "(GB/s)", "(GB/s)", "", "(%)"),
-)
-WIDTHS = (1, 12, 12, 9, 8, 19, 11, 9, 9, 7, 9)
-
-
-def add_commands(app: typer.Typer) -> None:
-    """Register this module's command."""
-    app.command()(bench)
 
 
 def bench(
@@ -151,7 +149,7 @@ def bench(
     print(
         f"# {collective}: {count} ranks, {where}, {preset or transport}, {iterations} iterations after {warmup}{scale}"
     )
-    rows = print_rows(run.rows(), HEADINGS, WIDTHS, _cells)
+    rows = print_rows(run.rows(), COLUMNS)
     _finish(rows, json_file, tune, run)
     if any(row.wrong for row in rows):
         raise typer.Exit(1)
@@ -167,20 +165,87 @@ def _finish(rows: list[Row], json_file: Path | None, tune: Path | None, run: Ben
             print(f"# up to {entry.max_bytes or 'any size'}: {entry.algorithm}")
 
 
-def _cells(row: Row) -> tuple[Any, ...]:
-    of_limit = row.of_limit
-    redop = row.op if collective_of(row.collective).reduces else "none"
-    name = short_name(row.algorithm) if row.algorithm != AUTO else f"({short_name(row.chosen)})"
-    return (
-        " ",
-        row.size_bytes,
-        row.count,
-        row.dtype,
-        redop,
-        name,
-        f"{row.time_s * 1e6:.2f}" if row.time_s < 0.1 else f"{row.time_s * 1e6:.0f}",
-        f"{row.algbw / 1e9:.4g}",
-        f"{row.busbw / 1e9:.4g}",
-        row.wrong,
-        "n/a" if of_limit is None else f"{of_limit:.1%}".removesuffix("%"),
-    )
+def _size_text(size_bytes: float) -> str:
+    return format_size(round(float(f"{size_bytes:.3g}")))
+
+
+def _part(name: str) -> Column[BootstrapRow]:
+    width = max(9, len(name) + 1)
+    return Column(name, "(s)", width, lambda row: f"{row.parts.get(name, 0.0):.3f}")
+
+
+STARTUP_COLUMNS: tuple[Column[BootstrapRow], ...] = (
+    Column("ranks", "", 7, lambda row: row.ranks),
+    Column(
+        "way", "", 10, lambda row: next((name for name, way in STARTUP_METHODS.items() if way == row.way), "")
+    ),
+    Column("time", "(s)", 9, lambda row: f"{row.time_s:.3f}"),
+    *map(_part, ("finding", "topology", "connecting")),
+    Column("sockets", "of a rank", 10, lambda row: row.sockets),
+    Column("memory", "of a rank", 10, lambda row: _size_text(row.memory_bytes)),
+    Column("buffers", "of a rank", 10, lambda row: _size_text(row.sockets * connection_buffers_bytes())),
+    Column("rank 0", "sends", 10, lambda row: _size_text(row.bytes_sent)),
+    Column("model", "(s)", 9, lambda row: f"{row.predicted.seconds:.3f}"),
+)
+
+
+def bootstrap(
+    topology: Annotated[Path, typer.Argument(help="A topology file; each host has several ranks.")],
+    ranks: Annotated[
+        str, typer.Option("--ranks", help="Total number of ranks; several separated by commas.")
+    ] = "64,256",
+    way: Annotated[
+        str,
+        typer.Option(help=f"{', '.join(STARTUP_METHODS)}, with commas between, or all."),
+    ] = "baseline,scalable",
+    groups: Annotated[
+        str,
+        typer.Option(
+            help="Sizes of each rank's groups; the remaining dimension is replicas. none: no groups."
+        ),
+    ] = "tensor=8,pipeline=4",
+    costs: Annotated[
+        str, typer.Option(help="Software costs: published (fitted to figure 21 of the NCCLX paper), or none.")
+    ] = "published",
+    json_file: JsonFileOption = None,
+    clock: Annotated[str, typer.Option(help="real or virtual.")] = MODEL_CLOCK,
+    seed: SeedOption = SEED,
+    link_engine: EngineOption = None,
+    datapath: DatapathOption = None,
+    memory: MemoryOption = None,
+    stall_timeout: StallOption = DEFAULT_STALL_TIMEOUT,
+) -> None:
+    """Benchmark the bootstrap of a large job: rendezvous, group creation, connections; no data is sent.
+
+    The total is the time until the last rank is done; its parts are means over ranks. Buffers are those of protocol
+    `staged` for each connection.
+    """
+    tries = bootstrap_trials(ranks, way, groups, costs, clock)
+    if wants_guest(clock):
+        needed = guest_bytes_for(tries)
+        rerun_in_guest(benchmark_guest(needed, memory, seed, stall_timeout, [json_file]))
+    console = Console(stderr=True, highlight=False)
+    network = choose_network_without_ranks(topology, "shortest", link_engine, datapath)
+    run = BootstrapRun(network, seed, lambda line: console.print(f"  {line}"))
+    kinds = ", ".join(f"{kind.name} {kind.size}" for kind in tries[-1].kinds[1:]) or "none"
+    print(f"# {topology.name}: {len(run.topology.hosts)} hosts, groups of the last: {kinds}; costs: {costs}")
+    rows = print_rows(run.rows(tries), STARTUP_COLUMNS)
+    for words in _growth(rows):
+        print(words)
+    if json_file is not None:
+        json_file.write_text(
+            json.dumps({"schema": 1, "rows": [asdict(row) for row in rows]}, indent=1) + "\n"
+        )
+
+
+def _growth(rows: Sequence[BootstrapRow]) -> list[str]:
+    """Describe how time grows with the number of ranks, for each method with several sizes."""
+    found = []
+    for name, way in STARTUP_METHODS.items():
+        points = [(row.ranks, row.time_s) for row in rows if row.way == way]
+        if len(points) > 1:
+            own = [(row.ranks, row.predicted.seconds) for row in rows if row.way == way]
+            found.append(
+                f"# {name}: time grows as n^{growth_exponent(points):.2f}, by the model n^{growth_exponent(own):.2f}"
+            )
+    return found

@@ -1,20 +1,32 @@
-"""Progress bars, tables and warnings on a terminal."""
+"""Progress, tables, warnings and results on a terminal."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any
 
+from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, ProgressColumn, Task, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as ProgressBar
+from rich.table import Table
 from rich.text import Text
 
 from testbed.errors import BadInput
+from testbed.measure.execution.progress import PartProgress, Progress, progress_text, time_left_text
+from testbed.measure.execution.run import PreparedRun
+from testbed.measure.result_model import Column, Row
+from testbed.measure.results.manifest import Manifest
+from testbed.measure.results.result import Result
+from testbed.show.report import print_refusal, print_summary
 from testbed.spec.scenario import Scenario
 from testbed.workload.job.job import unused_inputs
-from testbed.workload.schedules.optimal_search import LISTENER
+from testbed.workload.schedules.optimal import LISTENER
 
 
 class _More(ProgressColumn):
@@ -24,9 +36,9 @@ class _More(ProgressColumn):
         return Text(task.fields.get("more", ""))
 
 
-def progress_bar(console: Console) -> Progress:
+def progress_bar(console: Console) -> ProgressBar:
     """Return a progress bar with description, elapsed time and a task's `more`; hidden without a terminal."""
-    return Progress(
+    return ProgressBar(
         TextColumn("{task.description}"),
         BarColumn(bar_width=24),
         TimeElapsedColumn(),
@@ -56,28 +68,42 @@ def listen_to_schedule_search(report: Callable[[str], None]) -> Iterator[None]:
         LISTENER.reset(token)
 
 
+def plain_table(
+    names: Iterable[str],
+    figures: Iterable[str] = (),
+    after: Iterable[str] = (),
+    rows: Iterable[Sequence[str]] = (),
+) -> Table:
+    """Return a table without edges: columns of names, which may wrap, of figures, and of words after them."""
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for heading in names:
+        table.add_column(heading, overflow="fold")
+    for heading in figures:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for heading in after:
+        table.add_column(heading, no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
 PIPE_COLUMNS = 200  # columns without a terminal; narrower tables break names
 
-Row = TypeVar("Row")
 
-
-def print_rows(
-    rows: Iterable[Row],
-    headings: Sequence[Sequence[str]],
-    widths: Sequence[int],
-    cells: Callable[[Row], Sequence[Any]],
-) -> list[Row]:
+def print_rows(rows: Iterable[Row], columns: Sequence[Column[Row]]) -> list[Row]:
     """Print each row as it arrives, headings before the first, and return all rows."""
 
-    def line(own: Sequence[Any]) -> str:
-        return " ".join(str(cell).rjust(width) for cell, width in zip(own, widths, strict=True)).rstrip()
+    def line(cells: Iterable[Any]) -> str:
+        found = (str(cell).rjust(column.width) for cell, column in zip(cells, columns, strict=True))
+        return " ".join(found).rstrip()
 
     found: list[Row] = []
     for row in rows:
         if not found:
-            print("\n".join(map(line, headings)))
+            print(line(column.heading for column in columns))
+            print(line(column.unit for column in columns))
         found.append(row)
-        print(line(cells(row)), flush=True)
+        print(line(column.text(row) for column in columns), flush=True)
     return found
 
 
@@ -99,3 +125,76 @@ def warn_unused_inputs(scenario: Scenario, strict: bool = False) -> None:
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     for what in found:
         console.print(f"left out: {what}", markup=False)
+
+
+EXIT_UNTRUSTED = 3
+"""Exit status of commands with untrusted results."""
+
+
+@contextlib.contextmanager
+def show_progress(console: Console, *, quiet: bool = False) -> Iterator[Progress]:
+    """Show progress of runs within the block: start, phases, steps. `quiet`: only report repeated runs."""
+    if quiet:
+
+        def repeats(prepared: PreparedRun, reasons: Sequence[str]) -> None:
+            if reasons:
+                console.print(
+                    f"untrusted ({', '.join(reasons)}): repeating, {prepared.scale}", soft_wrap=True
+                )
+
+        yield Progress(begins=repeats)
+        return
+    began_s = time.monotonic()
+    with progress_bar(console) as bar:
+        task = bar.add_task("checking", total=None)
+
+        def begins(prepared: PreparedRun, reasons: Sequence[str]) -> None:
+            scenario = prepared.request.scenario
+            words = f"untrusted ({', '.join(reasons)}): repeating, {prepared.scale}"
+            if not reasons:
+                words = f"{scenario.name}: {scenario.ranks} ranks, {', '.join(scenario.variant_names)}, "
+                words += f"policy {scenario.policy.label}; {prepared.backend.words}"
+                words += "" if prepared.scale.is_one else f"; {prepared.scale}"
+                words += f"\nexpected: {prepared.expectation}" if prepared.expectation else ""
+            console.print(words)
+
+        def phase(line: str) -> None:
+            bar.update(task, description=line)
+            console.print(f"  {line}")
+
+        def parts(of: Sequence[PartProgress]) -> None:
+            bar.update(
+                task,
+                more="; ".join(
+                    filter(None, (time_left_text(time.monotonic() - began_s, of), progress_text(of)))
+                ),
+            )
+
+        def step(done: int, total: int) -> None:
+            bar.update(task, description=f"step {done + 1} of {total}", completed=done, total=total)
+            if not console.is_terminal and done % max(1, total // 4) == 0:
+                console.print(f"  step {done + 1} of {total}")
+
+        with listen_to_schedule_search(lambda words: bar.update(task, description=words)):
+            yield Progress(phase, step, parts, begins)
+
+
+def print_result(result: Result, console: Console, *, strict: bool = False, as_json: bool = False) -> None:
+    """Print the results; with `strict`, only say why if they are untrusted. `console`: standard error."""
+    document = result.document()
+    if strict and result.status == "untrusted":
+        if as_json:
+            kept = ("schema", "scenario", "run_dir", "clock", "scale", "status")
+            verdicts = [
+                {key: variant[key] for key in ("name", "verdict")} for variant in document["variants"]
+            ]
+            print(json.dumps({key: document[key] for key in kept} | {"variants": verdicts}, indent=1))
+        print_refusal(result, console)
+    elif as_json:
+        print(json.dumps(document, indent=1), flush=True)
+        console.print(f"report: {Path(result.run_dir) / 'report.html'}", soft_wrap=True)
+    else:
+        output = Console(highlight=False)
+        print_summary(result, output)
+        if result.clock == "virtual" and (found := Manifest.open(Path(result.run_dir)).fingerprint):
+            output.print(f"Fingerprint: {found.label}", soft_wrap=True)

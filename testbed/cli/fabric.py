@@ -1,10 +1,12 @@
-"""Commands for running networks: up, exec, inspect, down, clean, link, probe; and doctor."""
+"""Commands for running networks: up, exec, inspect, down, clean, link, probe, policy; and doctor."""
 
 from __future__ import annotations
 
 import json
 import os
 import statistics
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -35,28 +37,23 @@ from testbed.net.fabric.fabric_state import (
     load_live,
 )
 from testbed.net.fabric.flow_trace import MAX_DSCP, MAX_PORT, Flow, Trace, trace_flow
-from testbed.net.fabric.running_fabric import ALL, change_link, parse_link_settings
+from testbed.net.fabric.running_fabric import (
+    ALL,
+    change_link,
+    change_policy,
+    controller_of,
+    parse_link_settings,
+    parse_policy_args,
+)
 from testbed.net.fabric.running_fabric import inspect as read_back
-from testbed.net.links.link_engine import direction_to_json
-from testbed.spec.errors import ConfigError, Problem
-from testbed.spec.link_direction import LossBursts
+from testbed.net.links.link_engine import classes_from_json
+from testbed.spec.errors import option_error
+from testbed.spec.link_direction import PACKET_FAULTS, LossBursts, QueueClass
 from testbed.spec.policy import DEFAULT_POLICY
 from testbed.spec.scale import Scale
 from testbed.spec.units import format_fraction, format_size, rate_text, size_text, time_text
 
-EVENTS = ("duplicate", "reorder", "corrupt")
-
-
-def add_commands(app: typer.Typer) -> None:
-    """Register this module's commands."""
-    for command in (up, inspect, down, clean):
-        app.command()(command)
-    app.command(name="exec", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(
-        execute
-    )
-    app.command(name="doctor")(diagnose)
-    _add_link_commands(app)
-    app.command()(probe)
+link_app = typer.Typer(no_args_is_help=True, help="Change WAN links of a running network.")
 
 
 def diagnose(as_json: JsonOption = False) -> None:
@@ -138,7 +135,7 @@ def direction_row(direction: dict[str, Any]) -> list[str]:
     jitter = time_text(direction["jitter_s"])
     if direction["jitter_s"] and direction["jitter_distribution"] != "uniform":
         jitter += f" {direction['jitter_distribution']}"
-    more = [f"{kind} {format_fraction(direction[kind])}" for kind in EVENTS if direction[kind]]
+    more = [f"{kind} {format_fraction(direction[kind])}" for kind in PACKET_FAULTS if direction[kind]]
     if ecn_bytes := direction["ecn_bytes"]:
         more.append(f"marks from {format_size(ecn_bytes)}")
     if pause := direction["pause"]:
@@ -192,12 +189,7 @@ def clean(
         console.print("nothing to clean")
 
 
-def _add_link_commands(app: typer.Typer) -> None:
-    link = typer.Typer(no_args_is_help=True, help="Change WAN links of a running network.")
-    link.command(name="set")(set_link)
-    app.add_typer(link, name="link")
-
-
+@link_app.command(name="set")
 def set_link(
     link: Annotated[
         str, typer.Argument(help="A link, such as east-west-0 (building, building, plane), or all.")
@@ -214,9 +206,7 @@ def set_link(
 ) -> None:
     """Change settings of a WAN link in place; all others stay. Packets in flight keep their delay."""
     if way is not None:
-        raise ConfigError(
-            [Problem("command line", None, "--way", "an option that was renamed", "--direction")]
-        )
+        raise option_error("--way", "an option that was renamed", "--direction")
     changed = change_link(
         find_fabric(fabric, link=None if link == ALL else link),
         link,
@@ -225,7 +215,7 @@ def set_link(
     )
     console = Console(stderr=True, highlight=False)
     for where, figures in changed.items():
-        row = [figure for figure in direction_row(direction_to_json(figures)) if figure]
+        row = [figure for figure in direction_row(asdict(figures)) if figure]
         console.print(f"{' '.join(where)}: {', '.join(row)}")
 
 
@@ -266,3 +256,107 @@ def _print(trace: Trace, source: str, target: str, flow: Flow) -> None:
         console.print(f"  one way   {middle}, from {low} to {high}")
         classes = ", ".join(str(number) for number in sorted(trace.dscp))
         console.print(f"  DSCP      sent {flow.dscp}, arrived {classes}")
+
+
+SETTINGS = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[KEY=VALUE]...", help="Options, as in a scenario, such as over=te replan=true."),
+]
+NAME = Annotated[str, typer.Argument(metavar="POLICY", help="A policy, or your own as FILE.py:NAME.")]
+SHOWN_RULES = 20
+policy_app = typer.Typer(
+    no_args_is_help=True, help="Show or change the transport policy of a running network."
+)
+
+
+@policy_app.command(name="show")
+def show(
+    rules: Annotated[bool, typer.Option("--rules", help="List all rules, with packet counts.")] = False,
+    as_json: JsonOption = False,
+    fabric: FabricOption = None,
+) -> None:
+    """Show the active policy, its rules and its queues."""
+    api = controller_of(find_fabric(fabric))
+    shown = api.show()
+    if rules or as_json:
+        counted = api.rules()
+    if as_json:
+        print(json.dumps({**shown, "bridges": counted}, indent=1))
+        return
+    console = Console(highlight=False)
+    policy = shown["policy"]
+    options = "".join(f", {key} {json.dumps(value)}" for key, value in policy["options"].items())
+    console.print(
+        f"policy {policy['name']}{options}; replans when links fail: {'yes' if shown['replan'] else 'no'}"
+    )
+    console.print(
+        f"the controller reacts in {shown['reaction_s'] * 1e3:g} ms, {shown['rule_s'] * 1e3:g} ms per rule"
+    )
+    if shown["down"]:
+        console.print(f"links down: {', '.join(shown['down'])}")
+    for name, value in shown["notes"].items():
+        console.print(f"{name}: {value:.6g}")
+    for bridge, count in shown["rules"].items():
+        console.print(f"{bridge}: {count} rules")
+    _print_classes(console, classes_from_json(shown["classes"]))
+    if rules:
+        table = Table("bridge", "priority", "match", "actions", "packets", "bytes", "comment")
+        for bridge, own in counted.items():
+            for rule in own:
+                match = " ".join(f"{key}={value}" for key, value in rule["match"].items())
+                actions = ", ".join(
+                    f"{key} {value}" for action in rule["actions"] for key, value in action.items()
+                )
+                figures = [str(rule[key]) for key in ("packets", "bytes")]
+                table.add_row(
+                    bridge,
+                    str(rule["priority"]),
+                    match or "any",
+                    actions or "drop",
+                    *figures,
+                    rule["comment"],
+                )
+        console.print(table)
+
+
+@policy_app.command(name="set")
+def change(name: NAME, settings: SETTINGS = None, fabric: FabricOption = None) -> None:
+    """Change the policy: rules, then queues. Connections stay up; after any error the old policy stays."""
+    changed = change_policy(find_fabric(fabric), parse_policy_args(name, settings or ()))
+    console = Console(stderr=True, highlight=False)
+    console.print(
+        f"policy {changed.name}: {changed.rules} rules, {changed.changed} of them changed, confirmed in "
+        f"{changed.seconds:.2f} s"
+    )
+    _print_classes(console, changed.classes)
+
+
+@policy_app.command(name="diff")
+def diff(
+    name: NAME, settings: SETTINGS = None, as_json: JsonOption = False, fabric: FabricOption = None
+) -> None:
+    """Show what `policy set` would change, without changing anything."""
+    found = controller_of(find_fabric(fabric)).diff(parse_policy_args(name, settings or ()))
+    if as_json:
+        print(json.dumps(found, indent=1))
+        return
+    console = Console(highlight=False)
+    for bridge, changes in found["bridges"].items():
+        for sign, key, style in (("-", "removed", "red"), ("+", "added", "green")):
+            for rule in changes[key][:SHOWN_RULES]:
+                console.print(f"{sign} {bridge}: {rule}", style=style, markup=False, soft_wrap=True)
+            if (more := len(changes[key]) - SHOWN_RULES) > 0:
+                console.print(f"{sign} {bridge}: and {more} more", style=style)
+    if not any(changes[key] for changes in found["bridges"].values() for key in changes):
+        console.print("the rules would not change")
+    _print_classes(console, classes_from_json(found["classes"]))
+
+
+def _print_classes(console: Console, classes: Sequence[QueueClass]) -> None:
+    if not classes:
+        return
+    table = Table("queue", "DSCP", "priority", "share", "limit")
+    for entry in classes:
+        dscps = ", ".join(map(str, entry.dscps)) or "all others"
+        table.add_row(entry.name, dscps, str(entry.priority), f"{entry.share:.3%}", f"{entry.limit:.3%}")
+    console.print(table)

@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 
 import typer
 
+from testbed.net.virtual.guest import STALL_TIMEOUT_S
+
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON only.")]
 OverridesOption = Annotated[
     list[str] | None,
@@ -16,6 +18,8 @@ OverridesOption = Annotated[
         help="Change a value of the scenario, such as topology.wan.0.delay='5 ms'.",
     ),
 ]
+TrialsOption = Annotated[int | None, typer.Option(help="Measured steps per variant.")]
+ScenarioArgument = Annotated[Path, typer.Argument(help="A scenario file.")]
 PolicyOption = Annotated[
     str, typer.Option(help="Transport policy, such as shortest, ecmp or te, or FILE.py:NAME.")
 ]
@@ -84,3 +88,22 @@ JobsOption = Annotated[
         min=1, help="Virtual clock: guests to run at once (default: one per core, as memory allows)."
     ),
 ]
+MemoryOption = Annotated[
+    str | None, typer.Option("--memory", help="Memory of the virtual clock's guest, such as '4 GiB'.")
+]
+CpuTimeOption = Annotated[
+    str,
+    typer.Option(
+        "--cpu-time",
+        help="free: computation takes no virtual time. counted: it takes its CPU time, for programs that spin.",
+    ),
+]
+StallOption = Annotated[
+    str, typer.Option("--stall-timeout", help="Give up if virtual time does not advance for this long.")
+]
+DEFAULT_STALL_TIMEOUT = f"{STALL_TIMEOUT_S:g} s"
+
+
+def assignments(overrides: list[str] | None, trials: int | None) -> list[str]:
+    """Return the changes of a scenario from the options --set and --trials."""
+    return [*(overrides or []), *([f"trials={trials}"] if trials is not None else [])]

@@ -1,50 +1,58 @@
-"""The command `run`: execute a scenario and report its validated results."""
+"""The command `run`: execute a scenario and report its validated results; `watch` shows a run as a web page."""
 
 from __future__ import annotations
 
+import contextlib
+import sys
+import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
-from testbed.cli.console import warn_unused_inputs
+from testbed.cli.console import EXIT_UNTRUSTED, print_result, show_progress, warn_unused_inputs
 from testbed.cli.experiments import run as experiment
 from testbed.cli.experiments.run import open_executor
 from testbed.cli.options import (
+    DEFAULT_STALL_TIMEOUT,
     RUN_CLOCK,
     WORKERS,
+    CpuTimeOption,
     DatapathOption,
     EngineOption,
     JobsOption,
     JsonOption,
+    MemoryOption,
     OutputOption,
     OverridesOption,
     PackingOption,
+    ScenarioArgument,
     SchedulerOption,
+    StallOption,
+    TrialsOption,
     WorkersOption,
+    assignments,
 )
-from testbed.cli.run_output import EXIT_UNTRUSTED, print_result, show_progress
-from testbed.cli.virtual import DEFAULT_STALL_TIMEOUT, CpuTimeOption, MemoryOption, StallOption
-from testbed.cli.watch import shown
 from testbed.measure.execution.run import Request
-from testbed.measure.results.run_directory import default_path
+from testbed.measure.fidelity.invariants import HOST_CHECKS
+from testbed.measure.results.run_directory import PARTIAL_SUFFIX, default_path
 from testbed.net.doctor.host_resources import describe_busy, find_busiest
 from testbed.spec.scenario import load_scenario
 
-BUSY = {"cpu_headroom", "foreign_load", "scheduler_lag"}  # invariants that fail on a busy machine
+if TYPE_CHECKING:
+    from testbed.show.live.server import LivePage
 
 
-def add_commands(app: typer.Typer) -> None:
-    """Register this module's commands."""
-    app.command()(run)
+BUSY = {check.name for check in HOST_CHECKS}
 
 
 def run(
-    scenario: Annotated[Path, typer.Argument(help="A scenario file.")],
+    scenario: ScenarioArgument,
     output: OutputOption = None,
-    trials: Annotated[int | None, typer.Option(help="Measured steps per variant.")] = None,
+    trials: TrialsOption = None,
     overrides: OverridesOption = None,
     clock: Annotated[
         str,
@@ -90,8 +98,8 @@ def run(
     The default is this machine's real clock, which needs root but no kernel build. (testbed.run, for notebooks, which
     rarely run as root, defaults to the virtual clock.)
     """
-    assignments = [*(overrides or []), *([f"trials={trials}"] if trials is not None else [])]
-    loaded = load_scenario(scenario, assignments)
+    changes = assignments(overrides, trials)
+    loaded = load_scenario(scenario, changes)
     warn_unused_inputs(loaded)
     request = Request(
         loaded,
@@ -121,3 +129,65 @@ def run(
         ):
             console.print(words, markup=False, soft_wrap=True)
         raise typer.Exit(EXIT_UNTRUSTED)
+
+
+PortOption = Annotated[
+    int,
+    typer.Option(
+        "--port", min=0, max=65535, help="Port of the page, on this machine's loopback; 0: any free one."
+    ),
+]
+
+
+def watch(
+    run: Annotated[
+        Path,
+        typer.Argument(metavar="RUN", help="Folder that `testbed run` creates or has created."),
+    ],
+    port: PortOption = 0,
+) -> None:
+    """Show a run in the browser: network, timeline and step times, while it goes on or afterwards.
+
+    The page is only served on this machine's loopback, at an address with a token. Ctrl-C ends it; the run continues.
+    """
+    folder = run.resolve()
+    with _page(folder.with_name(folder.name.removesuffix(PARTIAL_SUFFIX)), port) as page:
+        _tell(page)
+        _wait()
+
+
+@contextlib.contextmanager
+def shown(folder: Path, asked: bool, console: Console) -> Iterator[None]:
+    """Serve the page of the run in `folder` during the block, if `asked`.
+
+    At a terminal the page stays until Ctrl-C after a successful run.
+    """
+    if not asked:
+        yield
+        return
+    with _page(folder, expected=True) as page:
+        _tell(page)
+        yield
+        if sys.stdin.isatty():
+            console.print("The page stays until Ctrl-C.")
+            _wait()
+        else:
+            console.print(f"To see the page again: testbed watch {folder}", soft_wrap=True, markup=False)
+
+
+def _page(folder: Path, port: int = 0, *, expected: bool = False) -> LivePage:
+    # imported late, as most runs do not need the page
+    from testbed.show.live.server import LivePage  # noqa: PLC0415
+
+    return LivePage(folder, port, expected=expected)
+
+
+def _tell(page: LivePage) -> None:
+    Console(stderr=True, highlight=False).print(f"Page: {page.address}", soft_wrap=True, markup=False)
+
+
+def _wait() -> None:
+    """Wait for Ctrl-C."""
+    with contextlib.suppress(KeyboardInterrupt):
+        while True:
+            time.sleep(3600)

@@ -1,1 +1,1 @@
-"""How ranks communicate: transports, collectives, the flight recorder and fault-tolerant replicas."""
+"""What ranks exchange: TCP, datagram and RDMA transports, collectives, flight recorder, fault-tolerant replicas."""

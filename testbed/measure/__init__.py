@@ -1,1 +1,1 @@
-"""Running a job and judging the result: ranks, runs, fidelity checks, results, diagnosis."""
+"""The real run and its judge: launching and following ranks, verdict, results, diagnosis of stalls."""

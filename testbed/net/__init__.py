@@ -1,1 +1,1 @@
-"""The emulated network: links, fabric, SDN controller, paths, and the virtual clock's guest kernel."""
+"""The emulated network on this host: namespaces, link engines, switches, controller, routes, guest kernel."""

@@ -1,1 +1,1 @@
-"""Step-time prediction from a model of the network, with configuration search and sweeps on top of it."""
+"""The simulated step: flows, or TCP packet by packet, in place of a network; calibration, search, sweeps."""

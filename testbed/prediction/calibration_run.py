@@ -101,28 +101,26 @@ class Fit:
 def probe_scenario(cards: bool = True) -> Scenario:
     """Return the scenario with the probes as variants. cards: whether hosts can have RDMA devices."""
     variants: dict[str, dict[str, Any]] = {}
+
+    def add(name: str, changes: Mapping[str, Any], delay: str, loss: str, size: str, count: int) -> None:
+        full = f"{name}-{delay}-{loss}-{size}".lower()
+        variants["".join(letter for letter in full if letter not in " %_")] = {
+            **changes,
+            "topology.wan.0.delay": delay,
+            "topology.wan.0.loss": loss,
+            "workload.exchange.size": size,
+            "workload.exchange.messages": count,
+        }
+
     for (size, count), delay in itertools.product((SHORT, MIDDLING, LONG), DELAYS):
         sent = [one for one in CONTROLS if (size, count) in (_delay_probe(one), LONG)]
         clean = [("reno", "0 %")] if "reno" in sent else []
         for control, loss in [*clean, *itertools.product(sent, LOSSES[size, count])]:
-            name = f"{control}-{delay}-{loss}-{size}".lower().replace(" ", "").replace("%", "")
-            variants[name] = {
-                "transport.congestion_control": control,
-                "topology.wan.0.delay": delay,
-                "topology.wan.0.loss": loss,
-                "workload.exchange.size": size,
-                "workload.exchange.messages": count,
-            }
+            add(control, {"transport.congestion_control": control}, delay, loss, size, count)
     for name, sent_so in MENDED.items():
+        datagrams = {"transport.kind": "datagram", "transport.datagram.recovery": name}
         for (size, count), delay, loss in sent_so if cards or name != "rdma" else ():
-            own = f"{name}-{delay}-{loss}-{size}".lower().replace(" ", "").replace("%", "").replace("_", "")
-            variants[own] = {
-                **(_CARDS if name == "rdma" else _datagrams(name)),
-                "topology.wan.0.delay": delay,
-                "topology.wan.0.loss": loss,
-                "workload.exchange.size": size,
-                "workload.exchange.messages": count,
-            }
+            add(name, _CARDS if name == "rdma" else datagrams, delay, loss, size, count)
     return Scenario.model_validate({**_BASE, "variants": variants})
 
 
@@ -131,10 +129,6 @@ _CARDS = {
     "transport.kind": "rdma",
     **{f"topology.buildings.{name}.nic.rate": "500 Mbit/s" for name in ("east", "west")},
 }
-
-
-def _datagrams(recovery: str) -> dict[str, Any]:
-    return {"transport.kind": "datagram", "transport.datagram.recovery": recovery}
 
 
 def _delay_probe(control: str) -> tuple[str, int]:
@@ -218,6 +212,11 @@ def _step_s(job: Job, calibration: Calibration) -> float:
     return predict_step(job, job.scenario.algorithms[0], calibration, draws=draws, packets=0).step_time_s
 
 
+def _misfit(probed: Sequence[tuple[Job, float]], calibration: Calibration) -> float:
+    """Return the sum of the squared log errors."""
+    return sum(math.log(_step_s(job, calibration) / took_s) ** 2 for job, took_s in probed)
+
+
 def _costs(clean: Sequence[tuple[Job, float]]) -> tuple[float, float]:
     """Return the costs per message and per byte at each end: least squares of the relative error without any costs."""
     free = Calibration({}, message_s=0.0, byte_s=0.0)
@@ -239,11 +238,7 @@ def _response(control: str, probed: Sequence[tuple[Job, float]], calibration: Ca
     long = [one for one in probed if _exchange(one[0]).messages == LONG[1]]
 
     def fit_least(own: Sequence[tuple[Job, float]], some: Iterable[LossResponse]) -> LossResponse:
-        def error(response: LossResponse) -> float:
-            tried = replace(calibration, losses={control: response})
-            return sum(math.log(_step_s(job, tried) / took_s) ** 2 for job, took_s in own)
-
-        return min(some, key=error)
+        return min(some, key=lambda response: _misfit(own, replace(calibration, losses={control: response})))
 
     best = fit_least(late, [LossResponse(recovery=value) for value in RECOVERIES])
     best = fit_least(late, [replace(best, recovery=max(0.0, best.recovery + more)) for more in NEARER])
@@ -257,8 +252,7 @@ def _factor(mended: str, probed: Sequence[tuple[Job, float]], calibration: Calib
     """Fit the factor to a recovery method's closed form, by least squares of the log errors."""
 
     def error(factor: float) -> float:
-        tried = replace(calibration, mending={mended: factor})
-        return sum(math.log(_step_s(job, tried) / took_s) ** 2 for job, took_s in probed)
+        return _misfit(probed, replace(calibration, mending={mended: factor}))
 
     best = min(FACTORS, key=error)
     return min((best * near for near in NEARBY), key=error)

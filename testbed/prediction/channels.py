@@ -1,4 +1,4 @@
-"""Per-connection state of the fluid model: lossless channels, state kept between steps, hop-by-hop transfers, pacing.
+"""Connections of the fluid model: channels, hop-by-hop transfers, pacing, and what happened before a step.
 
 Messages sent at once move from one slow link's queue to the next, and each link serves first come, first served. A
 message that waits in a later queue no longer occupies the links before it. So it flows hop by hop, each hop ending with
@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
-from testbed.net.paths.losses import INITIAL_WINDOW_PACKETS, LossyWindow
-from testbed.net.paths.network import Ends, Network, PartShares, Path
-from testbed.prediction.events import Action, Clock, Event, EventQueue, SendBuffer
+from testbed.net.paths.congestion.linux_tcp import INITIAL_WINDOW_PACKETS
+from testbed.net.paths.network import Network, PartShares, Path
+from testbed.prediction.events import EventQueue, SendBuffer
 from testbed.prediction.fluid import AT_ONCE, Fluid
 
 
@@ -23,106 +23,27 @@ from testbed.prediction.fluid import AT_ONCE, Fluid
 class Channel:
     """What is constant for all messages of one connection.
 
-    plain: no path loses packets and there is no slow-start ramp. hops: the connection has one path, known link by link.
-    timed: cached wire size and latency by message size, where the latency is constant.
+    hops: the connection has one path, known link by link, that loses nothing.
     """
 
     key: object
-    paths: Sequence[Path]
     shares: list[PartShares]
     buffer: SendBuffer
-    plain: bool
     hops: bool
-    timed: dict[float, tuple[float, float]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, key: object, paths: Sequence[Path], network: Network) -> Channel:
         """Build the channel of a connection over these paths."""
-        lossless = all(path.lossy is None for path in paths)
         return cls(
             key,
-            paths,
             [path.shares for path in paths],
             SendBuffer(network.send_buffer_bytes),
-            lossless and not network.first_pace,
-            lossless and len(paths) == 1 and network.routed,
+            len(paths) == 1 and paths[0].lossy is None and network.routed,
         )
 
     def is_queued(self, fluid: Fluid, size_bytes: float, turn: int | None) -> bool:
         """Whether the whole message fits into queues at once, so that it is simulated hop by hop."""
         return self.hops and turn is not None and size_bytes <= fluid.holds_bytes(self.key, self.shares)
-
-    def send(
-        self,
-        clock: Clock,
-        fluid: Fluid,
-        size_bytes: float,
-        latency_s: float,
-        turn: int | None,
-        accepted: Event,
-        on_sent: Callable[[], None],
-        on_arrival: Callable[[], None],
-    ) -> None:
-        """Send a message on a plain channel, with the callbacks of `Connections.send`."""
-        until_s = clock.now_s + fluid.ahead_s(self.key, self.shares, size_bytes)
-
-        def sent() -> None:
-            clock.call_later(latency_s + max(0.0, until_s - clock.now_s), on_arrival)
-            on_sent()
-            self.buffer.remove(size_bytes)
-
-        fluid.send(self.key, self.shares, size_bytes, sent, turn=turn)
-        self.buffer.put(size_bytes, accepted)
-
-
-class PersistentConnections(Protocol):
-    """Connections that outlive one simulated step."""
-
-    @property
-    def state(self) -> ConnectionState:
-        """The connections' state."""
-
-    @property
-    def overflowed(self) -> bool:
-        """Whether any queue has overflowed."""
-
-    def continue_on(self, events: EventQueue) -> None:
-        """Continue on another event queue, from its start."""
-
-    def send(
-        self, ends: Ends, dscp: int, size_bytes: float, accepted: Event, on_sent: Action, on_arrival: Action
-    ) -> None:
-        """Send a message."""
-
-    def open(self, ranks: int, before: Warmup) -> None:
-        """Send one round of the warm-up ring."""
-
-    def shift(self, seconds: float) -> None:
-        """Move all recorded times `seconds` back."""
-
-
-class ConnectionState(NamedTuple):
-    """What connections, by key, keep from one step to the next.
-
-    Attributes:
-        lossy: Congestion windows of connections over lossy paths.
-        paces: Packets delivered per round trip, of connections still below their path's rate.
-        fluid: Idle between steps, but it caches rates.
-        packets: All connections of a step that is simulated packet by packet.
-    """
-
-    lossy: Mapping[object, LossyWindow]
-    paces: Mapping[object, float]
-    fluid: Fluid | None = None
-    packets: PersistentConnections | None = None
-
-    @property
-    def matters(self) -> bool:
-        """Whether this state changes the next step."""
-        return bool(self.lossy or self.paces or self.packets)
-
-
-NO_STATE = ConnectionState({}, {})
 
 
 class Warmup(NamedTuple):
@@ -190,7 +111,7 @@ class HopTransfer:
     when it has left the last hop, with the seconds until it arrives.
     """
 
-    clock: Clock
+    clock: EventQueue
     fluid: Fluid
     segments: Sequence[HopSegment]
     size_bytes: float

@@ -19,6 +19,7 @@ from typing import Any
 from testbed.comm.collectives import AUTO, collective_of
 from testbed.net.paths import Members, Network, network_of
 from testbed.prediction.idle_rates import IdleCost, collective_cost, pairs_cost
+from testbed.spec.buildings import Host
 from testbed.spec.catalogue import placements
 from testbed.spec.parallelism import BY_SPEED, DEGREES, EVEN, LEAVES, ParallelismSpec, ScheduleSpec
 from testbed.spec.scale import Scale
@@ -95,6 +96,25 @@ def sequences(scenario: Scenario) -> int:
     return replicas(scenario) * scenario.workload.local_batch_size * schedule.microbatches
 
 
+class ChangedNetworks:
+    """The networks of a scenario's configurations, which depend only on changes of the topology."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self._scenario = scenario
+        self._known: dict[str, tuple[Network, Sequence[Host]]] = {}
+
+    def of(self, changes: Changes) -> tuple[Network, Sequence[Host]]:
+        """Return the network on shortest paths and the hosts of ranks. Raises ConfigError."""
+        own = {path: value for path, value in changes.items() if path.startswith("topology")}
+        key = json.dumps(own, sort_keys=True)
+        if key not in self._known:
+            scenario = self._scenario.changed(own, "a configuration") if own else self._scenario
+            topology = scenario.topology.resolve()
+            hosts = scenario.rank_hosts(topology)
+            self._known[key] = network_of(topology, hosts), hosts
+        return self._known[key]
+
+
 class Screener:
     """Estimates step times of a scenario's configurations.
 
@@ -127,7 +147,7 @@ class Screener:
         self._topology = scenario.topology.resolve()
         self._hosts = scenario.rank_hosts(self._topology)
         self._slowdowns = slowdowns_of(workload, self._hosts)
-        self._networks: dict[str, Network] = {}
+        self._networks = ChangedNetworks(scenario)
         self._shapes: dict[object, _Shape | None] = {}
         self._works: dict[object, _Work | None] = {}
 
@@ -169,16 +189,10 @@ class Screener:
         degrees = tuple(
             changes.get(path, self._base[path]) for path in self._base if path.startswith(PARALLELISM)
         )
-        return (str(degrees), _key_of(changes, ("topology", "algorithms", COLLECTIVES + ".")))
-
-    def _network(self, changes: Changes) -> Network:
-        key = _key_of(changes, ("topology",))
-        if key not in self._networks:
-            own = {path: value for path, value in changes.items() if path.startswith("topology")}
-            scenario = self._scenario.changed(own, "a configuration") if own else self._scenario
-            topology = scenario.topology.resolve()
-            self._networks[key] = network_of(topology, scenario.rank_hosts(topology))
-        return self._networks[key]
+        others = ("topology", "algorithms", f"{COLLECTIVES}.")
+        return str(degrees), json.dumps(
+            {path: own for path, own in changes.items() if path.startswith(others)}
+        )
 
     def _shape(self, key: object, changes: Changes) -> _Shape | None:
         if key not in self._shapes:
@@ -198,7 +212,7 @@ class Screener:
             mesh = make_mesh(degrees, self._scenario.ranks, value("accelerators_per_rank"), order)
         except ParallelismError:
             return None
-        network = self._network(changes)
+        network, _ = self._networks.of(changes)
         groups: dict[str, list[Members]] = {}
         for name, members in groups_of(mesh):
             groups.setdefault(name, []).append(members)
@@ -271,11 +285,6 @@ def _slowdown_by_position(mesh: Mesh, slowdowns: Mapping[int, float], shared: bo
     microbatches by their speed."""
     of_positions = zip(*slowest_ranks(mesh, slowdowns), strict=True)
     return [len(each) / sum(1 / one for one in each) if shared else max(each) for each in of_positions]
-
-
-def _key_of(changes: Changes, beginnings: tuple[str, ...]) -> str:
-    """Return a key of the changes whose paths start with these prefixes."""
-    return json.dumps({path: value for path, value in changes.items() if path.startswith(beginnings)})
 
 
 def _stage_work(stage: Stage, shape: _Shape, slowdown: float, within: IntraNodeModel | None) -> _Work:

@@ -13,15 +13,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from testbed.net.paths import Network, network_of
-from testbed.prediction.closed_form import Changes
+from testbed.prediction.closed_form import ChangedNetworks, Changes
 from testbed.prediction.idle_rates import IdleCost, collective_cost, pairs_cost
 from testbed.spec.errors import ConfigError
 from testbed.spec.scale import UNSCALED
 from testbed.spec.scenario import Scenario
 from testbed.workload.dependency_tracker import waits
 from testbed.workload.job.job import workload_of
-from testbed.workload.job.recorded_trace import (
+from testbed.workload.job.kinds.trace import (
     Pairs,
     accepts_algorithm,
     check_choices,
@@ -70,7 +69,7 @@ class RecordedScreener:
     def __init__(self, scenario: Scenario) -> None:
         self._scenario = scenario
         self._trace = recorded_trace(scenario.workload)
-        self._networks: dict[str, tuple[Network, Sequence[str]]] = {}
+        self._networks = ChangedNetworks(scenario)
         self._orders: dict[str, tuple[int, ...]] = {}
         self._costs: dict[str, IdleCost] = {}
 
@@ -140,7 +139,8 @@ class RecordedScreener:
         where = {path: value for path, value in seen.items() if not path.startswith(ALGORITHMS)}
         key = json.dumps([traffic.kind, traffic.collective, algorithm, where], sort_keys=True)
         if key not in self._costs:
-            network, buildings = self._network(seen)
+            network, hosts = self._networks.of(seen)
+            buildings = [host.building for host in hosts]
             places = {rank: place for place, rank in enumerate(self._order(where))}
             groups = [
                 tuple(places[rank] for rank in members)
@@ -170,7 +170,7 @@ class RecordedScreener:
             check_choices(self._trace, changed.workload, "a configuration")
             hosts = changed.rank_hosts(changed.topology.resolve())
             self._orders[key] = rank_order(
-                self._trace, changed.workload, hosts, lambda: self._network(where)[0], lambda: self._pairs
+                self._trace, changed.workload, hosts, lambda: self._networks.of(where)[0], lambda: self._pairs
             )
         return self._orders[key]
 
@@ -178,17 +178,6 @@ class RecordedScreener:
     def _pairs(self) -> Pairs:
         plan = self._plan.with_algorithm(self._scenario.algorithms[0])
         return plan_traffic(plan, self._scenario.workload.itemsize)
-
-    def _network(self, seen: Changes) -> tuple[Network, Sequence[str]]:
-        """Return the network and the building of each rank's host."""
-        own = {path: value for path, value in seen.items() if path.startswith("topology")}
-        key = json.dumps(own, sort_keys=True)
-        if key not in self._networks:
-            scenario = self._scenario.changed(own, "a configuration") if own else self._scenario
-            topology = scenario.topology.resolve()
-            hosts = scenario.rank_hosts(topology)
-            self._networks[key] = network_of(topology, hosts), [host.building for host in hosts]
-        return self._networks[key]
 
 
 def _traffic_of(operation: GroupCollective | Message) -> _Traffic:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from testbed.comm.transport import Software
 from testbed.net.paths.network import Ends, Members, Network, PartShares, Path
-from testbed.prediction.max_min import fair_rates
+from testbed.prediction.fluid import fair_rates
 from testbed.workload.plan import GroupCollective, JobPlan, RankPlan
 from testbed.workload.plan_volume import group_traffic
 

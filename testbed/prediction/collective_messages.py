@@ -18,12 +18,10 @@ from testbed.comm.collectives.registry import (
     collective_of,
     rows_algorithm_of,
 )
-from testbed.comm.transport import Software
-from testbed.net.paths.network import Ends, LossDelay, Members, Network
+from testbed.net.paths.network import Ends, Members
 from testbed.plugins import is_file_name
-from testbed.prediction.channels import NO_STATE, ConnectionState
 from testbed.prediction.events import Event
-from testbed.prediction.protocols import MEAN, Key, Messaging
+from testbed.prediction.protocols import Key, Messaging
 from testbed.workload.plan import GroupCollective, JobPlan, Message
 from testbed.workload.plan_volume import resolve_algorithm
 
@@ -156,17 +154,7 @@ class Call:
 class CollectiveDriver(Messaging):
     """Runs collectives as coroutines that wait for their messages. itemsize: bytes per element."""
 
-    def __init__(
-        self,
-        network: Network,
-        ranks: int,
-        itemsize: int,
-        software: Software,
-        lateness: LossDelay = MEAN,
-        state: ConnectionState = NO_STATE,
-    ) -> None:
-        super().__init__(network, ranks, software, lateness, state)
-        self.itemsize = itemsize
+    itemsize: int
 
     def begin(self, steps: Events) -> Event:
         """Run a generator; the event happens at its end."""

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from testbed.comm.transport.channels import StripeSettings
+from testbed.net.paths.congestion.linux_tcp import INITIAL_WINDOW_PACKETS
 from testbed.net.paths.datagram_recovery import LossyDatagrams
-from testbed.net.paths.losses import INITIAL_WINDOW_PACKETS, LossyConnection, LossyWindow, Sent
+from testbed.net.paths.losses import LossyConnection, LossyWindow, Sent
 from testbed.net.paths.network import Ends, LossDelay, Network, Path
 from testbed.prediction.channels import (
-    NO_STATE,
     Channel,
-    ConnectionState,
     HopSegment,
     HopTransfer,
     SlowStartRamp,
     Warmup,
     split_by_hop,
 )
-from testbed.prediction.events import Clock, Event
+from testbed.prediction.events import Event, EventQueue
 from testbed.prediction.fluid import Fluid
+from testbed.prediction.packets.connections import PacketConnections
 from testbed.prediction.striping import Part, Striper
 
 Action = Callable[[], None]
@@ -40,16 +40,44 @@ class _Transfer(NamedTuple):
     follows: bool = False
 
 
+class ConnectionState(NamedTuple):
+    """What connections, by key, keep from one step to the next.
+
+    Attributes:
+        lossy: Congestion windows of connections over lossy paths.
+        paces: Packets delivered per round trip, of connections still below their path's rate.
+        fluid: Idle between steps.
+        packets: All connections of a step that is simulated packet by packet.
+    """
+
+    lossy: Mapping[object, LossyWindow]
+    paces: Mapping[object, float]
+    fluid: Fluid | None = None
+    packets: PacketConnections | None = None
+
+    @property
+    def matters(self) -> bool:
+        """Whether this state changes the next step."""
+        return bool(self.lossy or self.paces or self.packets)
+
+
+NO_STATE = ConnectionState({}, {})
+
+
 class Connections:
-    """All connections of a job."""
+    """All connections of a job.
+
+    lossy_windows, paces: of an earlier step, see `ConnectionState`.
+    """
 
     def __init__(
         self,
-        clock: Clock,
+        clock: EventQueue,
         network: Network,
         fluid: Fluid,
         lateness: LossDelay,
-        previous: ConnectionState = NO_STATE,
+        lossy_windows: Mapping[object, LossyWindow],
+        paces: Mapping[object, float],
     ) -> None:
         self._clock, self._network, self._fluid, self._lateness = clock, network, fluid, lateness
         # per lossy connection: when its queued data has left; how far its window is open, and since when
@@ -57,18 +85,17 @@ class Connections:
         self._window_open: dict[object, tuple[float, float]] = {}
         self._channels: dict[object, Channel] = {}
         self._stripers: dict[tuple[Ends, int], Striper] = {}
-        self._lossy_windows = dict(previous.lossy)
+        self.lossy_windows = dict(lossy_windows)
         self._ramps: dict[object, SlowStartRamp | None] = {}
-        self._previous = previous
+        self._paces_before = paces
         self._segments: dict[object, tuple[HopSegment, ...]] = {}
 
     overflowed = False  # the fluid model accounts for queue losses in message times
 
     @property
-    def state(self) -> ConnectionState:
-        """The state after this step, for the next one."""
-        paces = {key: own.packets for key, own in self._ramps.items() if own}
-        return ConnectionState(self._lossy_windows, paces, self._fluid)
+    def paces(self) -> dict[object, float]:
+        """The paces after this step, see `ConnectionState`."""
+        return {key: own.packets for key, own in self._ramps.items() if own}
 
     def send(
         self, ends: Ends, dscp: int, size_bytes: float, accepted: Event, on_sent: Action, on_arrival: Action
@@ -84,38 +111,22 @@ class Connections:
             on_arrival: Called when it has arrived.
         """
         network, key = self._network, (ends, dscp)
-        if (channel := self._channels.get(key)) is None:
-            paths, stripes = network.paths_of(ends, dscp), network.stripe_settings.get(ends)
-            if stripes is not None:
-                self._striper(ends, dscp, paths, stripes).send(size_bytes, accepted, on_arrival)
-                accepted.and_then(on_sent)
-                return
-            channel = self._add_channel(key, paths)
-        if (timed := channel.timed.get(size_bytes)) is None:
-            whole_bytes = network.whole_bytes(ends, size_bytes)
-            busy_until_s = max(
-                self._busy_until_s.get((key, number), 0.0) for number in range(len(channel.paths))
-            )
-            busy_s = max(0.0, busy_until_s - self._clock.now_s)
-            timed = whole_bytes, self._lateness.arrival_s(channel.paths, whole_bytes, busy_s)
-            if channel.plain:
-                channel.timed[size_bytes] = timed
-        turn = self._turn()
-        if channel.plain and not channel.is_queued(self._fluid, timed[0], turn):
-            channel.send(self._clock, self._fluid, *timed, turn, accepted, on_sent, on_arrival)
-        else:
-            self._transmit(
-                _Transfer(key, ends, dscp, channel.paths, *timed, turn), accepted, on_sent, on_arrival
-            )
-
-    def _add_channel(self, key: object, paths: Sequence[Path]) -> Channel:
-        """Create the channel of a connection's first message."""
-        channel = self._channels[key] = Channel.of(key, paths, self._network)
-        return channel
+        paths, stripes = network.paths_of(ends, dscp), network.stripe_settings.get(ends)
+        if stripes is not None:
+            self._striper(ends, dscp, paths, stripes).send(size_bytes, accepted, on_arrival)
+            accepted.and_then(on_sent)
+            return
+        whole_bytes = network.whole_bytes(ends, size_bytes)
+        busy_until_s = max(self._busy_until_s.get((key, number), 0.0) for number in range(len(paths)))
+        busy_s = max(0.0, busy_until_s - self._clock.now_s)
+        latency_s = self._lateness.arrival_s(paths, whole_bytes, busy_s)
+        transfer = _Transfer(key, ends, dscp, paths, whole_bytes, latency_s, self._turn())
+        self._transmit(transfer, accepted, on_sent, on_arrival)
 
     def _transmit(self, transfer: _Transfer, accepted: Event, on_sent: Action, on_arrival: Action) -> None:
         clock, key, whole_bytes = self._clock, transfer.key, transfer.size_bytes
-        channel = self._channels.get(key) or self._add_channel(key, transfer.paths)
+        if (channel := self._channels.get(key)) is None:
+            channel = self._channels[key] = Channel.of(key, transfer.paths, self._network)
         shares, buffer = channel.shares, channel.buffer
 
         def all_left() -> None:
@@ -168,7 +179,7 @@ class Connections:
             slowest, round_trip_s = self._slowest(path), self._round_trip_s(path, transfer)
             gain, packets = (
                 network.first_pace / INITIAL_WINDOW_PACKETS,
-                self._previous.paces.get(key, INITIAL_WINDOW_PACKETS),
+                self._paces_before.get(key, INITIAL_WINDOW_PACKETS),
             )
             ramp = SlowStartRamp(gain, round_trip_s, slowest / packet_bytes, packets)
             slow = network.first_pace * packet_bytes < slowest * round_trip_s
@@ -250,16 +261,16 @@ class Connections:
 
     def shift(self, seconds: float) -> None:
         """Move all windows' recorded times `seconds` back."""
-        for window in self._lossy_windows.values():
+        for window in self.lossy_windows.values():
             window.shift(seconds)
 
     def _lossy_window(self, key: object, path: Path, lossy: LossyConnection) -> LossyWindow:
         """Return a connection's window, created with its first message."""
-        window = self._lossy_windows.get(key)
+        window = self.lossy_windows.get(key)
         if window is None:
             assert self._lateness.draw is not None
             window = lossy.open_window(path.latency_s(lossy.packet_bytes), self._lateness.draw)
-            self._lossy_windows[key] = window
+            self.lossy_windows[key] = window
         return window
 
     def _lossy_until_s(
@@ -288,7 +299,12 @@ class Connections:
         each_bytes = self._network.overheads.get(ends, 0.0) * stripes.segment_bytes
 
         def send_part(
-            channel: int, part: Part, turn: int | None, accepted: Event, on_arrival: Action, on_ack: Action
+            channel: int,
+            part: Part,
+            turn: int | None,
+            accepted: Event,
+            on_arrival: Action,
+            on_ack: Action | None,
         ) -> None:
             path = paths[channel]
             whole_bytes = part.size_bytes + part.segments * each_bytes
@@ -300,7 +316,8 @@ class Connections:
 
             def arrive() -> None:
                 on_arrival()
-                self._clock.call_later(reply_s, on_ack)
+                if on_ack is not None:
+                    self._clock.call_later(reply_s, on_ack)
 
             transfer = _Transfer(
                 (ends, dscp, channel), ends, dscp, [path], whole_bytes, latency_s, turn, part.follows

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from heapq import heappush
 from itertools import count
-from typing import Protocol
 
 
 @dataclass(eq=False, slots=True)
@@ -107,25 +106,27 @@ Action = Callable[[], None]
 
 
 class EventQueue:
-    """A clock in seconds with a heap of actions; actions at the same time run in the order they were scheduled."""
+    """A clock in seconds with a heap of actions; actions at the same time run in the order they were scheduled.
+
+    soon: actions at the current time, after all others.
+    """
 
     def __init__(self) -> None:
         self.now_s = 0.0
         self.heap: list[tuple[float, int, Action]] = []
         self.number = count()
+        self.soon: deque[Action] = deque()
 
     def call_at(self, at_s: float, action: Action, turn: int | None = None) -> None:
         """Schedule an action. turn: its rank among actions at the same time, taken earlier from `number`."""
         heappush(self.heap, (at_s, next(self.number) if turn is None else turn, action))
 
-
-class Clock(Protocol):
-    """A simulated clock that can schedule actions."""
-
-    now_s: float
-
-    def call_later(self, seconds: float, action: Callable[[], None]) -> None:
+    def call_later(self, seconds: float, action: Action) -> None:
         """Run the action after a delay."""
+        if (at_s := self.now_s + seconds) > self.now_s:
+            heappush(self.heap, (at_s, next(self.number), action))
+        else:
+            self.soon.append(action)
 
 
 @dataclass(eq=False)
@@ -137,7 +138,7 @@ class _Task:
 class RankCompute:
     """Compute of one rank, which slows down while the rank communicates. share: fraction of its speed that is lost."""
 
-    def __init__(self, clock: Clock, share: float) -> None:
+    def __init__(self, clock: EventQueue, share: float) -> None:
         self._clock, self._slowdown = clock, 1 / (1 - share)
         self._tasks: list[_Task] = []
         self._communications = 0

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
 from testbed.comm.collectives import AUTO, PlanRequest, algorithm_of, collective_of
-from testbed.comm.collectives.plan import Plan, Round
 from testbed.net.paths import Members, Network
 
 UNIT = 1 << 20  # array size in bytes for which link loads are computed
@@ -90,21 +89,19 @@ def _pattern(collective: str, algorithm: str, buildings: tuple[int, ...]) -> _Pa
     for own in range(size):
         plan = made(PlanRequest(own, buildings))
         bounds = plan.bounds(numel * blocks)
-        for index, step in _rounds(plan):
+        rounds = (
+            ((stage, number), step)
+            for stages in plan.channels
+            for stage, strands in enumerate(stages)
+            for strand in strands
+            for number, step in enumerate(strand)
+        )
+        for index, step in rounds:
             for peer, runs in step.sends:
                 count = sum(bounds[end] - bounds[start] for start, end in runs)
                 loads[own, peer] += count
                 at_once.setdefault(index, set()).add((own, peer, count))
     return _Pattern(loads, [sorted(at_once[index]) for index in sorted(at_once)])
-
-
-def _rounds(plan: Plan) -> Iterator[tuple[tuple[int, int], Round]]:
-    """Yield each round with its stage and number."""
-    for stages in plan.channels:
-        for stage, strands in enumerate(stages):
-            for strand in strands:
-                for number, step in enumerate(strand):
-                    yield (stage, number), step
 
 
 def pairs_cost(network: Network, pairs: Iterable[tuple[int, int]]) -> IdleCost:

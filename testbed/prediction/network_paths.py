@@ -12,8 +12,8 @@ from testbed.net.paths.hops import (
 )
 from testbed.prediction.calibration import Calibration
 from testbed.prediction.routes import Routes
+from testbed.workload.job.endpoint_resolution import flows_of
 from testbed.workload.job.job import Job
-from testbed.workload.job.traffic_matrix import flows_of
 
 ALL_PAIRS_RANKS = 64  # above this, only pairs that the plan uses
 

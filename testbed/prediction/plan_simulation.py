@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from random import Random
 from statistics import mean
@@ -18,7 +19,7 @@ from testbed.comm.collectives.registry import rows_algorithm_of
 from testbed.comm.transport import Software
 from testbed.gc_control import clear_references
 from testbed.net.paths.network import LossDelay, Members, Network
-from testbed.prediction.channels import NO_STATE, ConnectionState, Warmup
+from testbed.prediction.channels import Warmup
 from testbed.prediction.collective_flow import (
     FlowBuilder,
     Isolated,
@@ -27,23 +28,17 @@ from testbed.prediction.collective_flow import (
     isolated_software,
 )
 from testbed.prediction.collective_messages import Call, CollectiveDriver, Events, SizedStage, list_messages
+from testbed.prediction.connections import NO_STATE, ConnectionState
 from testbed.prediction.events import RankCompute
 from testbed.prediction.protocols import MEAN, Key
-from testbed.prediction.request_dispatch import RequestDispatcher
 from testbed.prediction.timeline import Deadlock, Timeline
 from testbed.workload.dependency_tracker import DependencyTracker, dependency_orders
-from testbed.workload.dispatch import Dispatching
+from testbed.workload.dispatch import Dispatching, ExecutedPlan, GrowingPlan, Sending
 from testbed.workload.plan import Block, Computing, GroupCollective, JobPlan, Message, Operation, Pause
 
 MAX_WARMUP_STEPS = 8  # warm-up steps that are simulated at most
-
-
 SAME = 1e-6  # relative difference below which two consecutive steps count as converged
-
-
 SETTLED = 1e-3  # the same where steps differ only because windows are still opening
-
-
 PACED = 4  # isolated runs of a collective whose connections are paced
 
 
@@ -61,8 +56,8 @@ class PlanSimulation(CollectiveDriver):
         dispatching: Dispatching | None = None,
         state: ConnectionState = NO_STATE,
     ) -> None:
-        super().__init__(network, len(plan.ranks), itemsize, software, lateness, state)
-        self.plan = plan
+        super().__init__(network, len(plan.ranks), software, lateness, state)
+        self.plan, self.itemsize = plan, itemsize
         self.trackers = (
             list(map(DependencyTracker, plan.ranks, dependency_orders(plan)))
             if dispatching is None
@@ -88,7 +83,7 @@ class PlanSimulation(CollectiveDriver):
         state: the connection state to start with; None for the current state of this simulation's connections.
         """
         serving = None if self.serving is None else self.serving.dispatching
-        state = self.connections.state if state is None else state
+        state = self.state if state is None else state
         other = PlanSimulation(
             self.plan, self.network, self.itemsize, self.software, False, lateness, serving, state
         )
@@ -120,7 +115,7 @@ class PlanSimulation(CollectiveDriver):
 
     def _warmed_up(self, lateness: LossDelay, before: Warmup) -> PlanSimulation:
         """Return the simulation of the first step after the warm-up."""
-        step = self.restart(lateness, NO_STATE._replace(fluid=self.connections.state.fluid))
+        step = self.restart(lateness, NO_STATE._replace(fluid=self.state.fluid))
         if self.network.simulates_window or self.network.first_pace or self.network.packets:
             for _ in range(before.times):
                 step.connections.open(len(self.plan.ranks), before)
@@ -312,7 +307,7 @@ class PlanSimulation(CollectiveDriver):
             took_s.append(one.run().step_time_s)
             one.connections.shift(took_s[-1])
             simulations.append(one)
-            state = one.connections.state
+            state = one.state
         first = simulations[0]
         result = Isolated(mean(took_s) if drawn else took_s[-1], first.worked_s, first.burst_bytes)
         clear_references(simulations)
@@ -343,3 +338,40 @@ class PlanSimulation(CollectiveDriver):
         yield [
             self.begin(self.channel((*key, channel), dscp, stages)) for channel, stages in enumerate(channels)
         ]
+
+
+class RequestDispatcher:
+    """Assigns requests to servers as they arrive and extends the ranks' plans; control messages take no time."""
+
+    def __init__(self, simulation: PlanSimulation, dispatching: Dispatching) -> None:
+        self.simulation, self.dispatching = simulation, dispatching
+        self.dispatcher, self.growing = dispatching.dispatcher(), GrowingPlan(dispatching)
+
+    def ended(self, rank: int, index: int) -> None:
+        """Handle the end of an operation: a closed batch or an answer."""
+        if rank != self.dispatching.entry:
+            return
+        now_s = self.simulation.now_s
+        if index < len(self.dispatching.sizes):  # a batch is closed
+            self._dispatch(self.dispatcher.send(index, now_s))
+        elif index in self.growing.answered:
+            self.dispatcher.answered(self.growing.answered[index], now_s)
+
+    def _dispatch(self, sending: Sending) -> None:
+        key, now_s = self.dispatching.key(sending), self.simulation.now_s
+        for rank in self.dispatching.ranks(key):
+            plan = self.simulation.trackers[rank].plan
+            part = self.growing.part(key, sending.number, rank, plan)
+            self.simulation.extend(rank, part)
+        if (due_s := self.dispatcher.rules.retry_s) is not None:
+            self.simulation.call_later(due_s, lambda: self._retry(now_s + due_s))
+
+    def _retry(self, due_s: float) -> None:
+        for sending in self.dispatcher.due(max(due_s, self.simulation.now_s)):
+            self._dispatch(sending)
+
+    def carried(self) -> ExecutedPlan:
+        """Return the plan and decisions of the finished step."""
+        simulation = self.simulation
+        plan = replace(simulation.plan, ranks=tuple(tuple(own.plan) for own in simulation.trackers))
+        return ExecutedPlan(plan, self.dispatcher.found, self.growing.answers)

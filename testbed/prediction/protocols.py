@@ -10,14 +10,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
+from heapq import heappop
 
 from testbed.comm.transport import PROTOCOLS, Software
 from testbed.comm.transport.layers import NOTE_BYTES
 from testbed.net.paths.network import Ends, LossDelay, Network
-from testbed.prediction.channels import NO_STATE, ConnectionState, PersistentConnections
 from testbed.prediction.collective_flow import software_part
-from testbed.prediction.connections import Connections
+from testbed.prediction.connections import NO_STATE, Connections, ConnectionState
 from testbed.prediction.events import Event, EventQueue, Mailbox
 from testbed.prediction.fluid import Fluid
 from testbed.prediction.packets.connections import PacketConnections
@@ -93,32 +92,36 @@ class Messaging(EventQueue):
         self.worked_s = [0.0] * ranks
         self.sending: dict[Ends, int] = {}
         self.burst_bytes = 0.0
-        self.soon: deque[Callable[[], None]] = deque()  # actions at the current time, after all others
         self.mailboxes: dict[Key, Mailbox] = {}
         self.staged_queues: dict[Key, _StagedQueue] = {}
-        self.connections: Connections | PersistentConnections
+        self.connections: Connections | PacketConnections
         if network.packets:
-            packet_connections: PersistentConnections = state.packets or PacketConnections(
-                self, network, lateness.draw
-            )
-            packet_connections.continue_on(self)
-            self.connections = packet_connections
+            self.connections = state.packets or PacketConnections(self, network, lateness.draw)
+            self.connections.continue_on(self)
         else:
-            self.connections = Connections(self, network, self.fluid, lateness, state)
+            self.connections = Connections(self, network, self.fluid, lateness, state.lossy, state.paces)
+
+    @property
+    def state(self) -> ConnectionState:
+        """The connections' state after this step, for the next one."""
+        own = self.connections
+        if isinstance(own, PacketConnections):
+            return NO_STATE._replace(packets=own)
+        return ConnectionState(own.lossy_windows, own.paces, self.fluid)
 
     def run_until_idle(self) -> None:
         """Run until there are no more events."""
-        heap, soon, fluid, busy = self.heap, self.soon, self.fluid, self.fluid.busy
+        heap, soon, fluid = self.heap, self.soon, self.fluid
         while True:
             now_s = self.now_s
             while heap and heap[0][0] <= now_s:
                 heappop(heap)[2]()
             while soon:
                 soon.popleft()()
-            if not busy:
+            if not fluid.busy:
                 if not heap:
                     break
-                while heap and not soon and not busy:
+                while heap and not soon and not fluid.busy:
                     self.now_s, _, action = heappop(heap)
                     action()
                 continue
@@ -131,13 +134,6 @@ class Messaging(EventQueue):
             elif leaves_s > now_s:
                 self.now_s = leaves_s
             fluid.leave()
-
-    def call_later(self, seconds: float, action: Callable[[], None]) -> None:
-        """Run the action after a delay."""
-        if (at_s := self.now_s + seconds) > self.now_s:
-            heappush(self.heap, (at_s, next(self.number), action))
-        else:
-            self.soon.append(action)
 
     def send(self, key: Key, ends: Ends, size_bytes: int, dscp: int, held: bool = False) -> Event:
         """Start to send a message.

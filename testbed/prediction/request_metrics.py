@@ -14,11 +14,12 @@ from testbed.spec.scale import Scale
 from testbed.spec.serving import InferenceSpec
 from testbed.spec.topology import Topology
 from testbed.workload.dispatch import Dispatching
+from testbed.workload.job.endpoint_resolution import Pairs, sum_pairs
 from testbed.workload.job.job import Job
-from testbed.workload.job.traffic_matrix import Pairs, sum_pairs
 from testbed.workload.plan import Computing, JobPlan, Message
 from testbed.workload.plans import Mark
-from testbed.workload.serving import Serving, card_of
+from testbed.workload.serving.costs import card_of
+from testbed.workload.serving.request_plan import Serving
 
 SHARES = (*(percent / 100 for percent in range(100)), 0.995, 0.999, 1.0)
 HOUR_S = 3600.0

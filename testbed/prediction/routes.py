@@ -13,7 +13,7 @@ from testbed.net.controller import Flow, PolicyChoice, View, compute
 from testbed.net.controller.table_simulator import Network as Switches
 from testbed.net.controller.table_simulator import PacketTrace, wires
 from testbed.net.fabric.namespace_setup import receive_window_bytes
-from testbed.net.fabric.plan import make_plan
+from testbed.net.fabric.plan import Plan
 from testbed.net.paths import Ends, LossyConnection, Network, Path, network_of, payload_per_bit
 from testbed.net.paths.alpha_beta import RingStep, frame_per_payload, step_of
 from testbed.net.paths.datagram_recovery import LossyDatagrams
@@ -58,7 +58,7 @@ class Routes:
         self.inside, self.nodes = self._paths.inside, self._paths.nodes
         self.per_bit = payload_per_bit(self.topology)
         self.hosts = {host.name: (rank, host) for rank, host in enumerate(job.hosts)}
-        edges = make_plan(self.topology, "").edge_ports()
+        edges = Plan(self.topology, "").edge_ports()
         self.view = View(self.topology, job.flows, seed=job.scenario.seed)
         choice = PolicyChoice(**job.scenario.policy.to_choice())
         computed = compute(choice, self.view, edges)

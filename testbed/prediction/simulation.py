@@ -64,27 +64,6 @@ def simulate(
         clear_references(simulation.simulations)
 
 
-def simulate_steps(
-    plan: JobPlan,
-    network: Network,
-    itemsize: int,
-    software: Software,
-    draw: Random,
-    before: Warmup,
-    count: int,
-) -> list[float]:
-    """Return the durations of `count` consecutive steps in seconds, message by message, with losses drawn from `draw`.
-
-    Raises:
-        Deadlock: The plan never completes.
-    """
-    simulation = PlanSimulation(plan, network, itemsize, software, folded=False)
-    try:
-        return list(simulation.consecutive_times(LossDelay(draw), before, count))
-    finally:
-        clear_references(simulation.simulations)
-
-
 def _choose_step(simulation: PlanSimulation, draws: Sequence[Random], before: Warmup) -> Timeline:
     if simulation.network.packets and not draws:
         return simulation.run_settled(MEAN, before)
@@ -99,7 +78,7 @@ def _choose_step(simulation: PlanSimulation, draws: Sequence[Random], before: Wa
 def _settled(step: PlanSimulation, warmup: int) -> Timeline:
     """Run up to `warmup + 1` steps on the same connections and return the median of the last three."""
     steps = [step.run()]
-    while len(steps) <= warmup and step.connections.state.matters:
+    while len(steps) <= warmup and step.state.matters:
         step = step.restart(MEAN)
         steps.append(step.run())
     last = sorted(steps[1:][-3:] or steps, key=lambda timeline: timeline.step_time_s)

@@ -6,25 +6,24 @@ some 140 differed for the model. Equal steps are simulated once.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass
 from random import Random
 from typing import NamedTuple
 
+from testbed.caches import IdentityCache
 from testbed.comm.transport import Software
-from testbed.gc_control import gc_disabled
-from testbed.net.paths.network import Network
+from testbed.gc_control import clear_references, gc_disabled
+from testbed.net.paths.network import LossDelay, Network
 from testbed.prediction.channels import NO_WARMUP, Warmup
 from testbed.prediction.collective_flow import Isolated
-from testbed.prediction.compiled import NetworkSimulator
-from testbed.prediction.simulation import simulate, simulate_steps
+from testbed.prediction.network_simulator import NetworkSimulator
+from testbed.prediction.plan_simulation import PlanSimulation
+from testbed.prediction.simulation import simulate
 from testbed.prediction.timeline import Timeline, peak_activation_bytes
 from testbed.workload.dispatch import Dispatching
-from testbed.workload.plan import GroupCollective, JobPlan
-from testbed.workload.plan_columns import column_source, pattern_columns
-from testbed.workload.plan_patterns import Pattern, send_key
-from testbed.workload.send_tokens import TokenPattern
+from testbed.workload.plan import GroupCollective, JobPlan, Pattern, send_key
+from testbed.workload.plan_columns import pattern_columns
 
 REMEMBERED = 20_000  # cached steps, a few numbers each
 NETWORKS = 16  # networks with cached isolated collective times
@@ -46,20 +45,17 @@ class PreparedStep:
     def play(self, isolated: dict[Hashable, Isolated] | None = None) -> Timeline:
         """Simulate the step. isolated: the cache of `simulate`. Raises Deadlock, NoServerError."""
         with gc_disabled():
-            return self._play(isolated)
-
-    def _play(self, isolated: dict[Hashable, Isolated] | None) -> Timeline:
-        return simulate(
-            self.plan,
-            self.network,
-            self.itemsize,
-            self.software,
-            folded=self.folded,
-            draws=[Random(seed) for seed in self.draws],
-            dispatching=self.dispatching,
-            before=self.before,
-            isolated=isolated,
-        )
+            return simulate(
+                self.plan,
+                self.network,
+                self.itemsize,
+                self.software,
+                folded=self.folded,
+                draws=[Random(seed) for seed in self.draws],
+                dispatching=self.dispatching,
+                before=self.before,
+                isolated=isolated,
+            )
 
     @property
     def draws_all(self) -> bool:
@@ -69,22 +65,19 @@ class PreparedStep:
     def step_times(self, networks: int, steps: int) -> list[float]:
         """Return the durations of consecutive steps in seconds: `steps` on each of up to `networks` networks.
 
-        Each network has its own draw. Raises Deadlock.
+        Steps are simulated message by message. Each network has its own draw. Raises Deadlock.
         """
+        found: list[float] = []
         with gc_disabled():
-            return [
-                took_s
-                for seed in self.draws[:networks]
-                for took_s in simulate_steps(
-                    self.plan,
-                    self.network,
-                    self.itemsize,
-                    self.software,
-                    Random(seed),
-                    self.before,
-                    steps,
+            for seed in self.draws[:networks]:
+                simulation = PlanSimulation(
+                    self.plan, self.network, self.itemsize, self.software, folded=False
                 )
-            ]
+                try:
+                    found += simulation.consecutive_times(LossDelay(Random(seed)), self.before, steps)
+                finally:
+                    clear_references(simulation.simulations)
+        return found
 
     @property
     def likeness(self) -> Hashable | None:
@@ -116,7 +109,7 @@ class StepOutcome(NamedTuple):
 
 
 _known: dict[Hashable, StepOutcome] = {}
-_networks: OrderedDict[Hashable, NetworkSimulator] = OrderedDict()
+_networks: IdentityCache[NetworkSimulator] = IdentityCache(NETWORKS)
 
 
 def play_cached(prepared: PreparedStep) -> StepOutcome:
@@ -134,13 +127,12 @@ def play_cached(prepared: PreparedStep) -> StepOutcome:
 
 def _play_uncached(prepared: PreparedStep) -> StepOutcome:
     plan, network, software = prepared.plan, prepared.network, prepared.software
-    network_key = network.likeness, prepared.itemsize, software, len(prepared.draws), len(plan.ranks)
-    if (simulator := _networks.get(network_key)) is None:
-        simulator = _networks[network_key] = NetworkSimulator(
-            network, len(plan.ranks), prepared.itemsize, software
-        )
-        while len(_networks) > NETWORKS:
-            _networks.popitem(last=False)
+    itemsize, ranks = prepared.itemsize, len(plan.ranks)
+    simulator = _networks.of(
+        (),
+        lambda: NetworkSimulator(network, ranks, itemsize, software),
+        (network.likeness, itemsize, software, len(prepared.draws), ranks),
+    )
     outcome = None if prepared.dispatching else simulator.play(plan, folded=prepared.folded)
     if outcome is not None:
         return StepOutcome(outcome.step_time_s, outcome.alive)
@@ -160,12 +152,8 @@ def _pattern_key(pattern: Pattern) -> int:
 
 
 def _make_pattern_key(pattern: Pattern) -> int:
-    own = column_source(pattern)
-    if isinstance(own, TokenPattern):
-        done: Hashable = _pattern_key(own.base), own.relocation, own.turns
-    else:
-        columns = pattern_columns(own)
-        if columns is None:
-            return hash(pattern.operations)
-        done = own.cached("done", lambda: hash(tuple(column.tobytes() for column in columns)))
+    columns, own = pattern_columns(pattern), pattern.column_source
+    if columns is None:
+        return hash(pattern.operations)
+    done = own.cached("done", lambda: hash(tuple(column.tobytes() for column in columns)))
     return hash((done, *(send_key(one) for one, _ in pattern.exchanges)))

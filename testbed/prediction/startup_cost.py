@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import linear_regression
 
 ENTRY_BYTES = 6  # of an address in bootstrap messages
 STAR, RING = "star", "ring_hybrid"
@@ -140,8 +141,7 @@ def _master_bytes(size: int, way: StartupMethod) -> int:
 
 def growth_exponent(points: Sequence[tuple[int, float]]) -> float:
     """Return the exponent by which seconds grow with ranks: the least-squares slope of log over log."""
-    pairs = [(math.log(ranks), math.log(seconds)) for ranks, seconds in points]
-    mean_x, mean_y = (sum(values) / len(pairs) for values in zip(*pairs, strict=True))
-    return math.fsum((x - mean_x) * (y - mean_y) for x, y in pairs) / math.fsum(
-        (x - mean_x) ** 2 for x, _ in pairs
-    )
+    ranks, seconds = zip(*points, strict=True)
+    return linear_regression(
+        [math.log(many) for many in ranks], [math.log(took_s) for took_s in seconds]
+    ).slope

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Protocol
 
 from testbed.comm.transport.channels import StripeSettings
@@ -21,7 +22,7 @@ class PartSender(Protocol):
     """Sends part of a message on a connection, by its number.
 
     turn: rank in queues, shared by all parts sent at the same time. accepted: happens when the socket has the part.
-    on_arrival: called when it has arrived. on_ack: called when its sender knows that.
+    on_arrival: called when it has arrived. on_ack: called when its sender knows that; None if it need not.
     """
 
     def __call__(
@@ -31,7 +32,7 @@ class PartSender(Protocol):
         turn: int | None,
         accepted: Event,
         on_arrival: Callable[[], None],
-        on_ack: Callable[[], None],
+        on_ack: Callable[[], None] | None,
     ) -> None:
         """Send the part."""
 
@@ -52,7 +53,7 @@ class Part:
 
 @dataclass(eq=False)
 class _Message:
-    """A message: bytes not assigned yet, parts that have not arrived, parts that have not left."""
+    """A message: bytes not assigned yet, parts that have not arrived, parts that sockets have not taken."""
 
     size_bytes: float
     left_bytes: float
@@ -60,6 +61,10 @@ class _Message:
     on_arrival: Callable[[], None]
     pending: int = 0
     unaccepted: int = 0
+
+    @property
+    def is_complete(self) -> bool:
+        return self.left_bytes <= 0 and not self.pending
 
 
 class RoundRobin:
@@ -83,12 +88,17 @@ class RoundRobin:
 
 @dataclass(eq=False)
 class Striper:
-    """The segments of one pair of ranks and traffic class. send_part: sends a part."""
+    """The segments of one pair of ranks and traffic class.
+
+    send_part: sends a part. by_segment: each segment is a part, sent in its turn, and where messages may overtake each
+    other an end marker follows them; otherwise a part has several segments of one connection.
+    """
 
     stripes: StripeSettings
     connections: int
     next_turn: Callable[[], int | None]
     send_part: PartSender
+    by_segment: bool = False
     round_robin: RoundRobin = field(init=False)
     waiting: deque[_Message] = field(default_factory=deque)
     in_order: deque[_Message] = field(default_factory=deque)
@@ -102,32 +112,28 @@ class Striper:
         accepted: happens when the sockets have all of it. on_arrival: called on arrival, after all earlier ones.
         """
         if size_bytes <= self.stripes.fast_bytes:
-            self.send_part(
-                0,
-                Part(size_bytes, 1, ends_bytes=size_bytes),
-                self.next_turn(),
-                accepted,
-                on_arrival,
-                lambda: None,
-            )
+            part = Part(size_bytes, 1, ends_bytes=size_bytes)
+            self.send_part(0, part, self.next_turn(), accepted, on_arrival, None)
             return
         message = _Message(size_bytes, size_bytes, accepted, on_arrival)
         self.waiting.append(message)
-        self.in_order.append(message)
+        if not self._overtakes:
+            self.in_order.append(message)
         self._assign(follows=False)
+
+    @property
+    def _overtakes(self) -> bool:
+        """Whether a message may arrive before earlier ones."""
+        return self.by_segment and self.stripes.mode == "spray"
 
     def _assign(self, *, follows: bool) -> None:
         """Assign segments as far as there is room."""
         turn = self.next_turn() if self.waiting else None
         while self.waiting:
             message = self.waiting[0]
-            segments = self._take_segments(message)
+            segments = list(self._take_segments(message))
             is_whole = message.left_bytes <= 0
-            parts = [
-                (channel, part)
-                for channel, sizes in enumerate(segments)
-                for part in self._parts(sizes, follows)
-            ]
+            parts = list(self._parts(segments, follows))
             if is_whole:
                 channel, part = parts[-1]
                 parts[-1] = channel, replace(part, ends_bytes=message.size_bytes)
@@ -138,29 +144,38 @@ class Striper:
             if not is_whole:
                 return
             self.waiting.popleft()
+            if self._overtakes:
+                message.pending += 1
+                self.send_part(0, Part(0.0, 0), turn, Event(), partial(self._count_arrival, message), None)
 
-    def _take_segments(self, message: _Message) -> list[list[float]]:
-        """Return the sizes of the next segments, by connection, as far as there is room."""
-        found: list[list[float]] = [[] for _ in range(self.connections)]
+    def _take_segments(self, message: _Message) -> Iterator[tuple[int, float]]:
+        """Yield the connections and sizes of the next segments, as far as there is room."""
         while message.left_bytes > 0 and (channel := self.round_robin.next_channel()) is not None:
             size_bytes = min(self.stripes.segment_bytes, message.left_bytes)
             message.left_bytes -= size_bytes
-            found[channel].append(size_bytes)
-        return found
+            yield channel, size_bytes
 
-    def _parts(self, sizes: Sequence[float], follows: bool) -> Iterator[Part]:
-        """Group one connection's segments into parts."""
+    def _parts(self, segments: Sequence[tuple[int, float]], follows: bool) -> Iterator[tuple[int, Part]]:
+        """Yield parts with their connections; see `by_segment`."""
+        if self.by_segment:
+            yield from ((channel, Part(size_bytes, 1)) for channel, size_bytes in segments)
+            return
         most = max(1, self.stripes.outstanding // PIECES)
-        for start in range(0, len(sizes), most):
-            own = sizes[start : start + most]
-            yield Part(sum(own), len(own), follows=follows)
+        for channel in range(self.connections):
+            sizes = [size_bytes for one, size_bytes in segments if one == channel]
+            for start in range(0, len(sizes), most):
+                own = sizes[start : start + most]
+                yield channel, Part(sum(own), len(own), follows=follows)
+
+    def _count_arrival(self, message: _Message) -> None:
+        """Count an arrived part or end marker."""
+        message.pending -= 1
+        if self._overtakes and message.is_complete:
+            message.on_arrival()
+        while self.in_order and self.in_order[0].is_complete:
+            self.in_order.popleft().on_arrival()
 
     def _send_to(self, message: _Message, channel: int, part: Part, turn: int | None) -> None:
-        def on_arrival() -> None:
-            message.pending -= 1
-            while self.in_order and self.in_order[0].left_bytes <= 0 and not self.in_order[0].pending:
-                self.in_order.popleft().on_arrival()
-
         def on_accepted() -> None:
             message.unaccepted -= 1
             if not message.unaccepted and message.left_bytes <= 0:
@@ -172,4 +187,4 @@ class Striper:
 
         accepted = Event()
         accepted.and_then(on_accepted)
-        self.send_part(channel, part, turn, accepted, on_arrival, on_ack)
+        self.send_part(channel, part, turn, accepted, partial(self._count_arrival, message), on_ack)

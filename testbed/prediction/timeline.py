@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import accumulate
 
 from testbed.errors import TestbedError
 from testbed.workload.dependency_tracker import waits
@@ -17,9 +18,9 @@ from testbed.workload.plan import (
     JobPlan,
     Message,
     Operation,
+    Pattern,
     Pause,
 )
-from testbed.workload.plan_patterns import Pattern
 
 
 class Deadlock(TestbedError, ValueError):
@@ -231,11 +232,7 @@ def peak_activation_bytes(plan: JobPlan, spans: Spans) -> list[float]:
         for index, operation in allocating:
             begun_s, end_s = own[index]
             changes += [(end_s, -operation.gives), (begun_s, operation.holds)]
-        alive = peak = 0.0
-        for _, change in sorted(changes):
-            alive += change
-            peak = max(peak, alive)
-        found.append(peak)
+        found.append(max(accumulate((change for _, change in sorted(changes)), initial=0.0)))
     return found
 
 

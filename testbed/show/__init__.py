@@ -1,1 +1,1 @@
-"""Showing results: reports, the live page, and exchange with other tools."""
+"""What people and other tools see of results: reports, the live page, import and export of foreign files."""

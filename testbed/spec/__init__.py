@@ -1,1 +1,1 @@
-"""What a user writes: topologies, scenarios, units, and catalogues of models and hardware."""
+"""What a user writes, parsed and checked: topologies, scenarios, job and link settings, units, catalogues."""

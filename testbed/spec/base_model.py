@@ -6,9 +6,13 @@ same checks apply to files and to models made in Python.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+import ast
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import pairwise
+from textwrap import dedent
 from typing import Any, ClassVar, TypeVar
 
 import yaml
@@ -26,6 +30,7 @@ from pydantic_core import CoreSchema, ErrorDetails, InitErrorDetails, PydanticCu
 
 from testbed.errors import did_you_mean
 from testbed.spec.errors import ConfigError
+from testbed.spec.units import without_unit
 from testbed.spec.yaml_loader import Document, Location, show
 
 _TYPE = "testbed"
@@ -44,6 +49,12 @@ class Finding:
     location: Location
     value: str
     expected: str
+
+
+def located(findings: Iterable[Finding], *parents: Any) -> Iterator[Finding]:
+    """Yield the findings of a nested model, which is at the location `parents` of the model that contains it."""
+    for finding in findings:
+        yield replace(finding, location=(*parents, *finding.location))
 
 
 @dataclass(frozen=True, eq=False)  # compared and hashed by identity: schemas are dictionaries
@@ -93,9 +104,13 @@ def _error(value: str, expected: str) -> PydanticCustomError:
 
 
 class StrictModel(BaseModel):
-    """A mapping with known keys only. Subclasses check several values together in `raw_checks` and `checks`."""
+    """A mapping with known keys only. Subclasses check several values together in `raw_checks` and `checks`.
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    A field's docstring is its description in the reference, its name without the unit its key in files.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, alias_generator=without_unit)
+    documented_in: ClassVar[tuple[type, ...]] = ()  # other classes with docstrings of its fields
     derived_fields: ClassVar[frozenset[str]] = frozenset()  # fields that `with_defaults` gives a default
     renamed: ClassVar[Mapping[str, str]] = {}  # former keys: what to write instead
 
@@ -120,6 +135,13 @@ class StrictModel(BaseModel):
     def checks(self) -> Iterator[Finding]:
         """Yield problems between values that are valid individually."""
         yield from ()
+
+    def reject(self, names: Iterable[str], reason: str, expected: str) -> Iterator[Finding]:
+        """Yield a problem for each of these fields that is set. `reason`: what follows its key, as in "with a plan"."""
+        for name in names:
+            if getattr(self, name) is not None:
+                key = type(self).model_fields[name].alias or name
+                yield Finding((key,), f"{key} {reason}", expected)
 
     @model_validator(mode="wrap")
     @classmethod
@@ -166,14 +188,18 @@ class StrictModel(BaseModel):
     def __get_pydantic_json_schema__(
         cls, schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
-        """Write defaults in their file form, and drop generated titles."""
+        """Write defaults in their file form, add descriptions, and drop generated titles."""
         found = handler(schema)
-        described = handler.resolve_ref_schema(found)
+        properties = handler.resolve_ref_schema(found)["properties"]
+        descriptions = field_descriptions(cls)
         for name, info in cls.model_fields.items():
-            described["properties"][info.alias or name].pop("title", None)
-            described["properties"][info.alias or name].pop("default", None)
+            described = properties[info.alias or name]
+            described.pop("title", None)
+            described.pop("default", None)
+            if name in descriptions:
+                described["description"] = descriptions[name]
             if (default := cls.file_default(name)) is not None:
-                described["properties"][info.alias or name]["default"] = default
+                described["default"] = default
         return found
 
     @classmethod
@@ -201,6 +227,23 @@ _Model = TypeVar("_Model", bound=StrictModel)
 
 def _details(error: PydanticCustomError, location: Location, value: object) -> InitErrorDetails:
     return InitErrorDetails(type=error, loc=location, input=value)
+
+
+@lru_cache(None)
+def field_descriptions(model: type[StrictModel]) -> Mapping[str, str]:
+    """Return what each field is, by name: its docstring, on one line.
+
+    It is read on use: pydantic's `use_attribute_docstrings` reads all when modules load, which takes 0.1 s.
+    """
+    found: dict[str, str] = {}
+    models = [one for one in reversed(model.__mro__) if issubclass(one, StrictModel)]
+    for owner in (*model.documented_in, *models):
+        source = ast.parse(dedent(inspect.getsource(owner))).body[0]
+        for field, documentation in pairwise(source.body if isinstance(source, ast.ClassDef) else ()):
+            match field, documentation:
+                case ast.AnnAssign(ast.Name(name)), ast.Expr(ast.Constant(str(text))):
+                    found[name] = " ".join(text.split())
+    return found
 
 
 def inlined_schema(model: type[StrictModel]) -> JsonSchemaValue:

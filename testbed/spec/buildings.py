@@ -3,22 +3,73 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, GetJsonSchemaHandler, SerializerFunctionWrapHandler, model_serializer
-from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema
+from pydantic import ConfigDict, SerializerFunctionWrapHandler, model_serializer
 
-from testbed.spec.base_model import Finding
-from testbed.spec.clos import Clos, ClosSpec, Switching, UplinkSpec
+from testbed.spec.base_model import Finding, StrictModel, located
 from testbed.spec.hardware import UNSET_HARDWARE, Hardware, HardwareSpec, HostHardwareSpec, NicSpec, NodesSpec
 from testbed.spec.link_direction import Direction
-from testbed.spec.links import ETHERNET_HEADER_BYTES, PauseSpec, queue_size
+from testbed.spec.links import PauseSpec, queue_size, with_pause
 from testbed.spec.scale import UNSCALED, Scale
 from testbed.spec.units import format_duration, format_rate
-from testbed.spec.value_types import Name, integer
+from testbed.spec.value_types import DelayOrZero, Name, Queue, Ratio, integer
 from testbed.spec.yaml_loader import Location
+
+MAX_SWITCHES = 64  # of one kind in a building
+Switching = Literal["store_and_forward", "cut_through"]
+
+
+@dataclass(frozen=True)
+class Clos:
+    """Three tiers of switches in a building: leaves with hosts, spines, and one core that leads to the edge.
+
+    Each of `zones` zones has `leaves` leaves and `spines` spines. Every leaf is linked to every spine of its zone, and
+    every spine to the core. Links are symmetric.
+    """
+
+    zones: int
+    leaves: int
+    spines: int
+    leaf_uplink: Direction
+    spine_uplink: Direction
+
+
+class UplinkSpec(StrictModel):
+    """Links from a switch to the tier above."""
+
+    oversubscription: Ratio = 1.0
+    """Bandwidth from below over bandwidth upwards, as 1:2.8; 1:1 is non-blocking."""
+    delay_s: DelayOrZero = 0.0
+    """Propagation delay of each link, one way."""
+    queue_bytes: Queue = "auto"
+    """Buffer of the port at either end of each link; auto: 1 ms at the link's rate, at least 64 packets."""
+    pause: PauseSpec | None = None
+    """Ethernet pause between the two switches of each link; none, if left out."""
+
+
+class ClosSpec(StrictModel):
+    """Switch tiers of a building: leaves with hosts, spines, one core; each leaf linked to each spine of its zone.
+
+    The destination alone determines which spine a packet takes (D-mod-k).
+    """
+
+    zones: Annotated[int, integer(1, MAX_SWITCHES)] = 1
+    """Parts of the building with their own leaves and spines, joined at the core."""
+    leaves: Annotated[int, integer(1, MAX_SWITCHES)]
+    """Leaf switches in each zone. Hosts are spread over them evenly, consecutive hosts on the same leaf."""
+    spines: Annotated[int, integer(1, MAX_SWITCHES)]
+    """Spine switches in each zone."""
+    leaf: UplinkSpec = UplinkSpec()
+    """Links from each leaf up to the spines of its zone."""
+    spine: UplinkSpec = UplinkSpec()
+    """Link from each spine up to the core."""
+    spine_switching: Switching | None = None
+    """Like `switching`, for the spines only; default: the building's."""
+    core_switching: Switching | None = None
+    """Like `switching`, for the core only; default: the building's."""
+
 
 MAX_HOSTS_PER_BUILDING = 2000
 # Data-center switches buffer about a millisecond at line rate (50 MB at 400 Gbit/s).
@@ -116,41 +167,44 @@ class Building:
         return tuple(dict.fromkeys((*self.leaves, *self.spines, self.core, self.edge)))
 
 
+def _require_hosts(schema: dict[str, Any]) -> None:
+    """Require hosts with their card, or no hosts, or nodes, in the JSON schema of a building."""
+    schema.pop("required")
+    schema["anyOf"] = [
+        {"required": ["hosts", "nic"]},
+        {"required": ["hosts"], "properties": {"hosts": {"const": 0}}},
+        {"required": ["nodes"]},
+    ]
+
+
 class BuildingSpec(HardwareSpec):
     """A building."""
 
+    model_config = ConfigDict(json_schema_extra=_require_hosts)
     derived_fields = frozenset({"hosts", "nic"})
 
-    hosts: Annotated[int, integer(0, MAX_HOSTS_PER_BUILDING)] = Field(
-        description="Number of hosts, which are named after the building: east1, east2, ... Follows from `nodes` where "
-        "given. 0: a transit site, which only forwards; its only other key is `region`."
-    )
-    nic: NicSpec | None = Field(
-        default=None,
-        description="Network card of each host; required if there are hosts. With `nodes`: the PCIe lanes of a card.",
-    )
-    clos: ClosSpec | None = Field(
-        default=None, description="Tiers of switches; default: one non-blocking switch."
-    )
-    nodes: NodesSpec | None = Field(
-        default=None,
-        description="Inference nodes in place of `hosts` and `nic`. A node is a host and accelerator cards on a PCIe "
-        "switch, with a network card to the building's switch.",
-    )
+    hosts: Annotated[int, integer(0, MAX_HOSTS_PER_BUILDING)]
+    """Number of hosts, which are named after the building: east1, east2, ... Follows from `nodes` where given. 0: a
+    transit site, which only forwards; its only other key is `region`.
+    """
+    nic: NicSpec | None = None
+    """Network card of each host; required if there are hosts. With `nodes`: the PCIe lanes of a card."""
+    clos: ClosSpec | None = None
+    """Tiers of switches; default: one non-blocking switch."""
+    nodes: NodesSpec | None = None
+    """Inference nodes in place of `hosts` and `nic`. A node is a host and accelerator cards on a PCIe switch, with a
+    network card to the building's switch.
+    """
 
-    switching: Switching = Field(
-        default="store_and_forward",
-        description="store_and_forward: switches receive all of a frame before they send it on. cut_through: they send "
-        "it while it still arrives; this applies to frames that stay in the building, from ports no slower than the "
-        "switch's fastest. The edge between building and WAN always stores and forwards.",
-    )
-    region: Name | None = Field(
-        default=None,
-        description="Name shared by buildings that are near each other. Buildings without one share a region, too.",
-    )
-    unlike: tuple[HostHardwareSpec, ...] = Field(
-        default=(), description="Hosts whose card or accelerator differs from the others'."
-    )
+    switching: Switching = "store_and_forward"
+    """store_and_forward: switches receive all of a frame before they send it on. cut_through: they send it while it
+    still arrives; this applies to frames that stay in the building, from ports no slower than the switch's fastest. The
+    edge between building and WAN always stores and forwards.
+    """
+    region: Name | None = None
+    """Name shared by buildings that are near each other. Buildings without one share a region, too."""
+    unlike: tuple[HostHardwareSpec, ...] = ()
+    """Hosts whose card or accelerator differs from the others'."""
 
     @classmethod
     def with_defaults(cls, data: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -163,21 +217,6 @@ class BuildingSpec(HardwareSpec):
         except ValueError:  # reported where the nodes are validated
             return {"hosts": 1, "nic": {"rate": "1 Gbit/s"}, **data}
         return {"hosts": spec.hosts, "nic": _pcie_nic(spec), **data}
-
-    @classmethod
-    def __get_pydantic_json_schema__(
-        cls, schema: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> JsonSchemaValue:
-        """Require hosts with their card, or no hosts, or nodes."""
-        found = super().__get_pydantic_json_schema__(schema, handler)
-        described = handler.resolve_ref_schema(found)
-        described.pop("required")
-        described["anyOf"] = [
-            {"required": ["hosts", "nic"]},
-            {"required": ["hosts"], "properties": {"hosts": {"const": 0}}},
-            {"required": ["nodes"]},
-        ]
-        return found
 
     @model_serializer(mode="wrap")
     def _written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -240,28 +279,24 @@ class BuildingSpec(HardwareSpec):
             scale: scale of the emulation.
             number: the host's number in the building, from 0.
         """
-        return _nic_link(self._nic(number), self._rate_bps(number), mtu, scale)
+        return _cable(self._nic(number), scale.emulated_bps(self._rate_bps(number)), mtu, scale)
 
     def pause_findings(self, mtu: int) -> Iterator[Finding]:
         """Check that pauses of the building's links take effect in time."""
+        cards: list[tuple[Location, NicSpec | None]] = [(("nic",), self.nic)]
+        cards += [(("unlike", index, "nic"), entry.nic) for index, entry in enumerate(self.unlike)]
+        places = [
+            (location, nic.pause, _cable(nic, nic.rate_bps, mtu, UNSCALED))
+            for location, nic in cards
+            if nic is not None
+        ]
         clos = self.resolve_clos(mtu, UNSCALED)
-        frame_bytes = mtu + ETHERNET_HEADER_BYTES
-        places: list[tuple[Location, PauseSpec | None, Direction]] = []
-        if self.nic is not None:
-            places.append((("nic",), self.nic.pause, _nic_link(self.nic, self.nic.rate_bps, mtu, UNSCALED)))
-        for index, entry in enumerate(self.unlike):
-            if (nic := entry.nic) is not None:
-                places.append(
-                    (("unlike", index, "nic"), nic.pause, _nic_link(nic, nic.rate_bps, mtu, UNSCALED))
-                )
         if clos is not None and self.clos is not None:
             places.append((("clos", "leaf"), self.clos.leaf.pause, clos.leaf_uplink))
             places.append((("clos", "spine"), self.clos.spine.pause, clos.spine_uplink))
         for location, pause, link in places:
             if pause is not None:
-                rate_bps = link.rate_bps
-                for finding in pause.findings(rate_bps, rate_bps, 2 * link.delay_s, frame_bytes):
-                    yield replace(finding, location=(*location, "pause", *finding.location))
+                yield from located(pause.findings(link, link, mtu), *location, "pause")
 
     def uplinks_with_given_buffers(self, building: Building) -> frozenset[str]:
         """Return the hosts and switches whose uplinks have a queue size or pause in the file."""
@@ -299,8 +334,9 @@ class BuildingSpec(HardwareSpec):
         # all links of a tier have the rate that the leaf with the fastest cards needs
         leaves = [range(first, first + each) for first in range(0, self.hosts, each)]
         below_bps = scale.emulated_bps(max(sum(map(self._rate_bps, leaf)) for leaf in leaves))
-        leaf = _uplink(clos.leaf, below_bps, clos.spines, mtu, scale)
-        spine = _uplink(clos.spine, clos.leaves * leaf.rate_bps, 1, mtu, scale)
+        leaf = _cable(clos.leaf, below_bps / clos.leaf.oversubscription / clos.spines, mtu, scale)
+        spine_bps = clos.leaves * leaf.rate_bps / clos.spine.oversubscription
+        spine = _cable(clos.spine, spine_bps, mtu, scale)
         return Clos(clos.zones, clos.leaves, clos.spines, leaf, spine)
 
     def cut_through(self, building: Building) -> tuple[str, ...]:
@@ -313,31 +349,15 @@ class BuildingSpec(HardwareSpec):
         return tuple(name for names, how in tiers for name in names if how == "cut_through")
 
 
-def _nic_link(nic: NicSpec, real_bps: float, mtu: int, scale: Scale) -> Direction:
-    rate_bps = scale.emulated_bps(real_bps)
-    auto_bytes = rate_bps * scale.emulated_s(AUTO_QUEUE_S) / 8
-    queue_bytes = queue_size(nic.queue_bytes, auto_bytes, mtu, scale)
-    direction = Direction(rate_bps, scale.emulated_s(nic.delay_s), 0.0, 0.0, queue_bytes)
-    return _with_pause(direction, nic.pause, mtu, scale)
-
-
 def _pcie_nic(nodes: NodesSpec) -> dict[str, Any]:
     """Return a node's PCIe lanes in the form of a network card."""
     return {"rate": format_rate(nodes.rate_bps(1)), "delay": format_duration(nodes.lane_delay_s)}
 
 
-def _uplink(spec: UplinkSpec, below_bps: float, links: int, mtu: int, scale: Scale) -> Direction:
-    """Return one of `links` links that share the traffic from below."""
-    link = _link(below_bps / spec.oversubscription / links, spec.delay_s, mtu, scale, spec.queue_bytes)
-    return _with_pause(link, spec.pause, mtu, scale)
-
-
-def _with_pause(link: Direction, pause: PauseSpec | None, mtu: int, scale: Scale) -> Direction:
-    """Add pause to a symmetric link."""
-    if pause is None:
-        return link
-    rates, frame_bytes = (link.rate_bps, link.rate_bps), mtu + ETHERNET_HEADER_BYTES
-    return replace(link, pause=pause.resolve(*rates, 2 * link.delay_s, frame_bytes, scale))
+def _cable(spec: NicSpec | UplinkSpec, rate_bps: float, mtu: int, scale: Scale) -> Direction:
+    """Return either direction of a cable with this emulated rate."""
+    link = _link(rate_bps, spec.delay_s, mtu, scale, spec.queue_bytes)
+    return with_pause(link, link, spec.pause, mtu, scale)
 
 
 def _link(

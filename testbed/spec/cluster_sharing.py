@@ -7,8 +7,6 @@ from collections.abc import Collection, Iterator, Sequence
 from itertools import pairwise, zip_longest
 from typing import Annotated
 
-from pydantic import Field
-
 from testbed.errors import BadInput
 from testbed.spec.base_model import Finding, StrictModel
 from testbed.spec.buildings import Building, Host
@@ -31,23 +29,18 @@ class AllocationSpec(StrictModel):
     A rack is the hosts of a leaf switch. A zone is that of a building with `clos`, else the whole building.
     """
 
-    per_rack: Count | None = Field(
-        default=None,
-        description="Ranks on each rack in use; racks with fewer free hosts are not used. Default: as many as are "
-        "free.",
-    )
-    per_zone: Count | None = Field(default=None, description="Ranks in each zone in use, likewise.")
-    per_building: Count | None = Field(default=None, description="Ranks in each building in use, likewise.")
-    order: Annotated[str, choice("an order", (NEAR, SCATTERED))] = Field(
-        default=NEAR,
-        description="near: consecutive ranks are adjacent. scattered: each next rank is on another rack.",
-    )
-    busy: Fraction = Field(
-        default=0.0, description="Share of all hosts that other jobs occupy, drawn with the seed."
-    )
-    busy_unit: Annotated[str, choice("a unit", (HOSTS, RACKS))] = Field(
-        default=HOSTS, description="Whether other jobs occupy single hosts or whole racks."
-    )
+    per_rack: Count | None = None
+    """Ranks on each rack in use; racks with fewer free hosts are not used. Default: as many as are free."""
+    per_zone: Count | None = None
+    """Ranks in each zone in use, likewise."""
+    per_building: Count | None = None
+    """Ranks in each building in use, likewise."""
+    order: Annotated[str, choice("an order", (NEAR, SCATTERED))] = NEAR
+    """near: consecutive ranks are adjacent. scattered: each next rank is on another rack."""
+    busy: Fraction = 0.0
+    """Share of all hosts that other jobs occupy, drawn with the seed."""
+    busy_unit: Annotated[str, choice("a unit", (HOSTS, RACKS))] = HOSTS
+    """Whether other jobs occupy single hosts or whole racks."""
 
     def checks(self) -> Iterator[Finding]:
         """Check that a zone holds whole racks, and a building whole zones."""
@@ -178,15 +171,14 @@ def _whole_unit(racks: Racks, unit: int | None) -> list[list[Host]]:
 class BackgroundTrafficSpec(StrictModel):
     """Another job, whose hosts continuously send to each other across the WAN, as fast as TCP allows."""
 
-    name: Name = Field(description="Name of the job.")
-    hosts: tuple[str, ...] = Field(
-        description="Hosts of the job, in at least two buildings; each sends to all hosts in other buildings. They "
-        "have no ranks."
-    )
-    connections: Annotated[int, integer(1, 64)] = Field(
-        default=4, description="Connections from each host to each peer."
-    )
-    dscp: Dscp = Field(default=0, description="DSCP of its packets.")
+    name: Name
+    """Name of the job."""
+    hosts: tuple[str, ...]
+    """Hosts of the job, in at least two buildings; each sends to all hosts in other buildings. They have no ranks."""
+    connections: Annotated[int, integer(1, 64)] = 4
+    """Connections from each host to each peer."""
+    dscp: Dscp = 0
+    """DSCP of its packets."""
 
     def target_findings(self, topology: Topology, taken: Sequence[str]) -> Iterator[Finding]:
         """Check that the hosts exist, are free, and span two buildings. `taken`: hosts of ranks and other jobs."""

@@ -43,3 +43,8 @@ class ConfigError(BadInput):
             got=first.value if first else "",
             expected=first.expected if first else "",
         )
+
+
+def option_error(option: str, got: str, expected: str) -> ConfigError:
+    """Return the error of one command-line option or argument."""
+    return ConfigError([Problem("command line", None, option, got, expected)])

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from testbed.errors import did_you_mean
 from testbed.spec.base_model import Finding, StrictModel, ValueFormat
-from testbed.spec.link_direction import DIRECTIONS
+from testbed.spec.link_direction import DIRECTIONS, LINK_PROPERTIES
 from testbed.spec.links import DirectionSpec
 from testbed.spec.units import format_duration
 from testbed.spec.value_types import (
@@ -100,8 +100,10 @@ TARGET = ValueFormat(_parse_target, {"anyOf": [{"type": "string"}, {"type": "int
 class MomentSpec(StrictModel):
     """A time span from which a moment is drawn."""
 
-    from_s: Duration = Field(alias="from", description="Earliest moment.")
-    to_s: Duration = Field(alias="to", description="Latest moment.")
+    from_s: Duration
+    """Earliest moment."""
+    to_s: Duration
+    """Latest moment."""
 
     def checks(self) -> Iterator[Finding]:
         """Check that the span is not empty."""
@@ -112,37 +114,25 @@ class MomentSpec(StrictModel):
 class Disturbance(StrictModel):
     """How much an action changes, and for how long. Subclasses say which action."""
 
-    for_s: TimeoutOrNone = Field(
-        default=None,
-        alias="for",
-        description="Time until it is undone; default: the end of the variant. What was killed then restarts as a new "
-        "process.",
-    )
-    direction: Annotated[str, choice("a direction", (*DIRECTIONS, *CARD_DIRECTIONS, "both"))] = Field(
-        default="both",
-        description="The direction to change: a_to_b or b_to_a for the link of `degrade`; out or in for the card of "
-        "`nic_degrade` and `nic_loss`.",
-    )
-    settings: DirectionSpec | None = Field(
-        default=None,
-        alias="set",
-        description="Settings to change: with `degrade` those of a topology's WAN link; with `nic_degrade` rate, delay "
-        "and loss.",
-    )
-    loss: FractionOrNone = Field(default=None, description="`nic_loss`: share of packets to lose.")
-    factor: Annotated[float | None, number(1, 1000, 2)] = Field(
-        default=None, description="`rank_slow`: factor by which computing takes longer."
-    )
-    delay_s: TimeoutOrNone = Field(
-        default=None,
-        alias="delay",
-        description="`io_slow`: additional time of the control part of each operation.",
-    )
+    for_s: TimeoutOrNone = None
+    """Time until it is undone; default: the end of the variant. What was killed then restarts as a new process."""
+    direction: Annotated[str, choice("a direction", (*DIRECTIONS, *CARD_DIRECTIONS, "both"))] = "both"
+    """The direction to change: a_to_b or b_to_a for the link of `degrade`; out or in for the card of `nic_degrade` and
+    `nic_loss`.
+    """
+    settings: DirectionSpec | None = Field(default=None, alias="set")
+    """Settings to change: with `degrade` those of a topology's WAN link; with `nic_degrade` rate, delay and loss."""
+    loss: FractionOrNone = None
+    """`nic_loss`: share of packets to lose."""
+    factor: Annotated[float | None, number(1, 1000, 2)] = None
+    """`rank_slow`: factor by which computing takes longer."""
+    delay_s: TimeoutOrNone = None
+    """`io_slow`: additional time of the control part of each operation."""
 
     @property
     def changes(self) -> DirectionSpec | None:
         """New settings of the link or card."""
-        return self.settings if self.loss is None else DirectionSpec(loss=self.loss)
+        return self.settings if self.loss is None else DirectionSpec.model_validate({"loss": self.loss})
 
     def key_findings(self, where: str, action: str) -> Iterator[Finding]:
         """Check that the keys fit the action. `where`: the key that names the action."""
@@ -166,8 +156,8 @@ class Disturbance(StrictModel):
                 ("direction",), repr(self.direction), f"{', '.join(CARD_DIRECTIONS)} or both of a card"
             )
         if action == "nic_degrade" and self.settings is not None:
-            for name, info in DirectionSpec.model_fields.items():
-                key = info.alias or name
+            for name, declared in LINK_PROPERTIES.items():
+                key = declared.key
                 if getattr(self.settings, name) is not None and key not in CARD_SETTINGS:
                     yield Finding(("set", key), f"{key} of a card", f"one of: {', '.join(CARD_SETTINGS)}")
 
@@ -177,50 +167,36 @@ class EventSpec(Disturbance):
 
     renamed: ClassVar[Mapping[str, str]] = {"way": "`direction`, which takes the same"}
 
-    at_s: DurationOrNone = Field(
-        default=None,
-        alias="at",
-        description="Time after the start of the variant's first measured step, or of `step`; in real time.",
-    )
-    step: CountOrZero | None = Field(
-        default=None, description="Measured step from whose start `at` counts, from 0; default: the first."
-    )
-    random: MomentSpec | None = Field(
-        default=None, description="In place of `at`: a moment drawn with the scenario's seed."
-    )
-    action: Annotated[str, choice("an action", tuple(ACTIONS))] = Field(
-        description="degrade: change a link's settings. link_down, plane_down, switch_down: the ports lose carrier. "
-        "link_blackhole, plane_blackhole: all packets are dropped while the carrier stays up. nic_down: a host's card "
-        "loses carrier. nic_degrade, nic_loss: change a card's settings. host_pause: suspend a host's rank. host_kill: "
-        "a host disappears and its card goes dark. rank_kill: a rank's process ends. rank_slow: a rank computes more "
-        "slowly. rank_skip: a rank does not join a collective and hangs. rank_mismatch: a rank joins a different "
-        "collective. io_slow: a rank's operations take longer to begin."
-    )
-    target: Annotated[int | str, TARGET] = Field(
-        description="A WAN link such as east-west-0, a plane's number, a switch such as east-edge or east-leaf, a "
-        "host, or a rank's number."
-    )
-    every_s: TimeoutOrNone = Field(
-        default=None,
-        alias="every",
-        description="Time from the start of one occurrence to the next, with `times`.",
-    )
-    times: Count = Field(
-        default=1, description="Number of occurrences, for example of a flapping link going down."
-    )
-    what: Annotated[str | None, choice("a mismatch", MISMATCHES)] = Field(
-        default=None,
-        description="`rank_mismatch`: what differs: size, type, or the order of this collective and the next.",
-    )
-    operation: CountOrNone = Field(
-        default=None,
-        description="`rank_skip` and `rank_mismatch`: which collective of the rank in the first step that starts after "
-        "the event, from 1; default: 1.",
-    )
-    group: str | None = Field(
-        default=None,
-        description="Count only collectives of this group for `operation`, such as fsdp or tensor_parallel.",
-    )
+    at_s: DurationOrNone = None
+    """Time after the start of the variant's first measured step, or of `step`; in real time."""
+    step: CountOrZero | None = None
+    """Measured step from whose start `at` counts, from 0; default: the first."""
+    random: MomentSpec | None = None
+    """In place of `at`: a moment drawn with the scenario's seed."""
+    action: Annotated[str, choice("an action", tuple(ACTIONS))]
+    """degrade: change a link's settings. link_down, plane_down, switch_down: the ports lose carrier. link_blackhole,
+    plane_blackhole: all packets are dropped while the carrier stays up. nic_down: a host's card loses carrier.
+    nic_degrade, nic_loss: change a card's settings. host_pause: suspend a host's rank. host_kill: a host disappears and
+    its card goes dark. rank_kill: a rank's process ends. rank_slow: a rank computes more slowly. rank_skip: a rank does
+    not join a collective and hangs. rank_mismatch: a rank joins a different collective. io_slow: a rank's operations
+    take longer to begin.
+    """
+    target: Annotated[int | str, TARGET]
+    """A WAN link such as east-west-0, a plane's number, a switch such as east-edge or east-leaf, a host, or a rank's
+    number.
+    """
+    every_s: TimeoutOrNone = None
+    """Time from the start of one occurrence to the next, with `times`."""
+    times: Count = 1
+    """Number of occurrences, for example of a flapping link going down."""
+    what: Annotated[str | None, choice("a mismatch", MISMATCHES)] = None
+    """`rank_mismatch`: what differs: size, type, or the order of this collective and the next."""
+    operation: CountOrNone = None
+    """`rank_skip` and `rank_mismatch`: which collective of the rank in the first step that starts after the event, from
+    1; default: 1.
+    """
+    group: str | None = None
+    """Count only collectives of this group for `operation`, such as fsdp or tensor_parallel."""
 
     def checks(self) -> Iterator[Finding]:
         """Check that the keys fit the action and each other."""

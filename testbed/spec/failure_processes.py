@@ -8,8 +8,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import Field
-
 from testbed.spec.base_model import Finding, ValueFormat
 from testbed.spec.events import ACTIONS, TARGET, Disturbance, DrawnEvent, expected_target, targets_of
 from testbed.spec.units import format_duration
@@ -44,31 +42,20 @@ _TARGETS = ValueFormat(
 class FailureSpec(Disturbance):
     """Random failures: each component fails independently, after times drawn with the scenario's seed."""
 
-    what: Annotated[
-        str, choice("an action", tuple(name for name, kind in ACTIONS.items() if not kind.ends))
-    ] = Field(description="An action of `events`.")
-    targets: Annotated[str | tuple[Target, ...], _TARGETS] = Field(
-        default=ALL,
-        description="Components that may fail, as in the target of `events`; or all.",
-    )
-    distribution: Annotated[str, choice("a distribution", DISTRIBUTIONS)] = Field(
-        default="exponential",
-        description="Distribution of the time from a component's start, or return, to its failure: exponential, or "
-        "from a `trace`.",
-    )
-    mtbf_s: TimeoutOrNone = Field(
-        default=None, alias="mtbf", description="Mean time between failures of one component."
-    )
-    trace: str | None = Field(
-        default=None,
-        description="A CSV file of recorded failures, relative to this file, with the columns time_s and target, and "
-        "optionally for_s, which replaces `for`.",
-    )
-    until_s: Timeout = Field(
-        default=3600.0,
-        alias="until",
-        description="Time up to which failures are drawn, from the start of each variant's first measured step.",
-    )
+    what: Annotated[str, choice("an action", tuple(name for name, kind in ACTIONS.items() if not kind.ends))]
+    """An action of `events`."""
+    targets: Annotated[str | tuple[Target, ...], _TARGETS] = ALL
+    """Components that may fail, as in the target of `events`; or all."""
+    distribution: Annotated[str, choice("a distribution", DISTRIBUTIONS)] = "exponential"
+    """Distribution of the time from a component's start, or return, to its failure: exponential, or from a `trace`."""
+    mtbf_s: TimeoutOrNone = None
+    """Mean time between failures of one component."""
+    trace: str | None = None
+    """A CSV file of recorded failures, relative to this file, with the columns time_s and target, and optionally for_s,
+    which replaces `for`.
+    """
+    until_s: Timeout = 3600.0
+    """Time up to which failures are drawn, from the start of each variant's first measured step."""
 
     def checks(self) -> Iterator[Finding]:
         """Check that keys fit the distribution, and that a trace can be read."""

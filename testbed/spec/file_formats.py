@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from testbed.spec.base_model import StrictModel, ValueFormat, validate
+from testbed.spec.base_model import StrictModel, ValueFormat, field_descriptions, validate
 from testbed.spec.catalogue import locate_file
 from testbed.spec.errors import ConfigError, Problem
 from testbed.spec.scenario import Scenario
@@ -18,11 +18,6 @@ from testbed.spec.yaml_loader import Document, read_document
 
 Kind = Literal["topology", "scenario"]
 _MODELS: dict[Kind, type[StrictModel]] = {"topology": TopologySpec, "scenario": Scenario}
-
-
-def describe_kind(path: Path | str) -> Kind:
-    """Return the kind of a file, from its keys. Raises ConfigError if it is neither."""
-    return _kind(read_document(locate_file(path)))
 
 
 def _kind(document: Document) -> Kind:
@@ -46,16 +41,6 @@ def load(path: Path | str, overrides: Sequence[str] = ()) -> StrictModel:
         for override in overrides:
             document.override(override)
     return validate(_MODELS[kind], document)
-
-
-def expand_data(path: Path | str, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """Return an expanded file as plain data: every default explicit, quantities with units. Raises ConfigError."""
-    return load(path, overrides).to_data()
-
-
-def expand(path: Path | str, overrides: Sequence[str] = ()) -> str:
-    """Return an expanded file as YAML; loading it gives an equal object. Raises ConfigError."""
-    return load(path, overrides).to_yaml()
 
 
 def json_schema(kind: Kind) -> dict[str, Any]:
@@ -98,10 +83,11 @@ def reference() -> str:
 
 def _keys(model: type[StrictModel], prefix: str, places: dict[type[StrictModel], str]) -> Iterator[str]:
     """Yield a heading and a paragraph for each key of a model and of the models below it, each model once."""
+    descriptions = field_descriptions(model)
     for name, info in model.model_fields.items():
         path = prefix + (info.alias or name)
         below, step = _nested_model(info)
-        facts = [str(info.description)]
+        facts = [descriptions[name]]
         if form := _form(info):
             facts.append(f"{_SEVERAL.get(get_origin(info.annotation), _ONE).label}: {_expected(form)}.")
         default = model.file_default(name)

@@ -34,20 +34,16 @@ from testbed.spec.value_types import (
 class NicSpec(StrictModel):
     """Network card of a host."""
 
-    rate_bps: Rate = Field(alias="rate", description="Rate of the card, and of its switch port.")
-    delay_s: DelayOrZero = Field(
-        default=0.0, alias="delay", description="Propagation delay between host and switch, one way."
-    )
-    queue_bytes: Queue = Field(
-        default="auto",
-        alias="queue",
-        description="Buffer of the card's switch port; auto: 1 ms at `rate`, at least 64 packets. What the host cannot "
-        "send yet waits in its memory.",
-    )
-    pause: PauseSpec | None = Field(
-        default=None,
-        description="Ethernet pause: the switch pauses the host before its buffers overflow; never, if left out.",
-    )
+    rate_bps: Rate
+    """Rate of the card, and of its switch port."""
+    delay_s: DelayOrZero = 0.0
+    """Propagation delay between host and switch, one way."""
+    queue_bytes: Queue = "auto"
+    """Buffer of the card's switch port; auto: 1 ms at `rate`, at least 64 packets. What the host cannot send yet waits
+    in its memory.
+    """
+    pause: PauseSpec | None = None
+    """Ethernet pause: the switch pauses the host before its buffers overflow; never, if left out."""
 
 
 class IntraNodeSpec(StrictModel):
@@ -58,25 +54,16 @@ class IntraNodeSpec(StrictModel):
     a ring's hop under NCCL's Simple protocol (NVIDIA/nccl, src/graph/tuning.cc, `hwLat` and `baseLat`).
     """
 
-    scale_up: Count | None = Field(
-        default=None,
-        description="Accelerators per scale-up domain; default: the accelerator's (8 for H100).",
-    )
-    scale_up_rate_bps: RateOrNone = Field(
-        default=None,
-        alias="scale_up_rate",
-        description="Rate of each accelerator's scale-up links, one way; default: the accelerator's (3.6 Tbit/s for "
-        "H100).",
-    )
-    scale_up_latency_s: Duration = Field(
-        default=3.4e-6, alias="scale_up_latency", description="Latency of a hop within a scale-up domain."
-    )
-    scale_out_latency_s: Duration = Field(
-        default=9.6e-6,
-        alias="scale_out_latency",
-        description="Latency of a hop between two scale-up domains.",
-    )
-    launch_s: Duration = Field(default=8.4e-6, alias="launch", description="Fixed time of each collective.")
+    scale_up: Count | None = None
+    """Accelerators per scale-up domain; default: the accelerator's (8 for H100)."""
+    scale_up_rate_bps: RateOrNone = None
+    """Rate of each accelerator's scale-up links, one way; default: the accelerator's (3.6 Tbit/s for H100)."""
+    scale_up_latency_s: Duration = 3.4e-6
+    """Latency of a hop within a scale-up domain."""
+    scale_out_latency_s: Duration = 9.6e-6
+    """Latency of a hop between two scale-up domains."""
+    launch_s: Duration = 8.4e-6
+    """Fixed time of each collective."""
 
 
 @dataclass(frozen=True)
@@ -106,21 +93,16 @@ UNSET_HARDWARE = Hardware()
 class HardwareSpec(StrictModel):
     """What computes in some hosts."""
 
-    accelerator: Annotated[str | None, ACCELERATOR] = Field(
-        default=None,
-        description="Accelerator of these hosts, in place of `workload.accelerator`. If `workload.flops_utilisation` "
-        "is set, it is scaled by the ratio of the two accelerators' utilisations.",
-    )
-    compute_dtype: Annotated[str | None, choice("a type", COMPUTE_DTYPES)] = Field(
-        default=None,
-        description="Data type of these accelerators' matrix products, in place of `workload.compute_dtype`: it "
-        "determines their peak. Message sizes do not change.",
-    )
-    memory_bytes: SizeOrNone = Field(
-        default=None,
-        alias="memory",
-        description="Memory per accelerator, in place of its data sheet's: the limit for configurations of a search.",
-    )
+    accelerator: Annotated[str | None, ACCELERATOR] = None
+    """Accelerator of these hosts, in place of `workload.accelerator`. If `workload.flops_utilisation` is set, it is
+    scaled by the ratio of the two accelerators' utilisations.
+    """
+    compute_dtype: Annotated[str | None, choice("a type", COMPUTE_DTYPES)] = None
+    """Data type of these accelerators' matrix products, in place of `workload.compute_dtype`: it determines their peak.
+    Message sizes do not change.
+    """
+    memory_bytes: SizeOrNone = None
+    """Memory per accelerator, in place of its data sheet's: the limit for configurations of a search."""
 
     @property
     def hardware(self) -> Hardware:
@@ -165,10 +147,10 @@ _NUMBERS = ValueFormat(
 class HostHardwareSpec(HardwareSpec):
     """Hosts of a building that differ from the others."""
 
-    hosts: Annotated[tuple[int, ...], _NUMBERS] = Field(
-        description="Their numbers in the building: [1, 2] and 1-2 both mean east1 and east2."
-    )
-    nic: NicSpec | None = Field(default=None, description="Their network card; default: the building's.")
+    hosts: Annotated[tuple[int, ...], _NUMBERS]
+    """Their numbers in the building: [1, 2] and 1-2 both mean east1 and east2."""
+    nic: NicSpec | None = None
+    """Their network card; default: the building's."""
 
     def checks(self) -> Iterator[Finding]:
         """Check that something differs."""
@@ -192,36 +174,24 @@ class NodesSpec(StrictModel):
     In a building `east` with nodes of six cards, east1 is a host, east2 to east7 are its cards, east8 the next host.
     """
 
-    count: Annotated[int, integer(1, MAX_NODES)] = Field(default=1, description="Number of nodes.")
-    cards: Annotated[int, integer(1, MAX_CARDS)] = Field(
-        default=DEFAULT_CARDS, description="Accelerator cards per node; each is a host of the network."
-    )
-    lanes: Annotated[int, integer(1, 16)] = Field(
-        default=LANES, description="PCIe lanes between a card and the switch."
-    )
-    host_lanes: Annotated[int, integer(1, 32)] = Field(
-        default=HOST_LANES, description="PCIe lanes between the host and the switch."
-    )
-    lane_bps: Rate = Field(
-        default=LANE_BPS,
-        alias="lane_rate",
-        description="Rate of a lane in one direction; default: PCI Express 3.0, 8 GT/s less its 128b/130b coding. "
-        "Transaction headers are not subtracted: packets here have their own headers.",
-    )
-    lane_delay_s: DelayOrZero = Field(
-        default=LANE_DELAY_S,
-        alias="lane_delay",
-        description="Delay between a card, or the host, and the PCIe switch, one way.",
-    )
-    network_bps: Rate = Field(
-        alias="network",
-        description="Rate of the node's network card, which connects it to the building's switch, in both directions.",
-    )
-    network_delay_s: DelayOrZero = Field(
-        default=0.0,
-        alias="network_delay",
-        description="Delay between the node and the building's switch, one way.",
-    )
+    count: Annotated[int, integer(1, MAX_NODES)] = 1
+    """Number of nodes."""
+    cards: Annotated[int, integer(1, MAX_CARDS)] = DEFAULT_CARDS
+    """Accelerator cards per node; each is a host of the network."""
+    lanes: Annotated[int, integer(1, 16)] = LANES
+    """PCIe lanes between a card and the switch."""
+    host_lanes: Annotated[int, integer(1, 32)] = HOST_LANES
+    """PCIe lanes between the host and the switch."""
+    lane_bps: Rate = Field(default=LANE_BPS, alias="lane_rate")
+    """Rate of a lane in one direction; default: PCI Express 3.0, 8 GT/s less its 128b/130b coding. Transaction headers
+    are not subtracted: packets here have their own headers.
+    """
+    lane_delay_s: DelayOrZero = LANE_DELAY_S
+    """Delay between a card, or the host, and the PCIe switch, one way."""
+    network_bps: Rate
+    """Rate of the node's network card, which connects it to the building's switch, in both directions."""
+    network_delay_s: DelayOrZero = 0.0
+    """Delay between the node and the building's switch, one way."""
 
     def checks(self) -> Iterator[Finding]:
         """Check that delays are long enough to be emulated."""

@@ -1,4 +1,4 @@
-"""One direction of a WAN link as plain figures in SI units.
+"""One direction of a WAN link as plain figures in SI units, and the declaration of every link property.
 
 It does not use the pydantic models: the link engine's process needs nothing else of them, and would take ten times as
 long to start.
@@ -6,9 +6,14 @@ long to start.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, dataclass, field, fields, replace
+from typing import Any, Literal
+
+from testbed.spec.units import without_unit
 
 DIRECTIONS = ("a_to_b", "b_to_a")
+ETHERNET_HEADER_BYTES = 14
 PAUSE_FRAME_BYTES = 64  # size of every MAC control frame
 
 
@@ -77,42 +82,107 @@ class Pause:
         return self.xoff_bytes + self.headroom_bytes
 
 
+Form = Literal["rate", "delay", "duration", "distribution", "share", "loss_bursts", "queue", "count", "size"]
+"""Form of a property's value: how files write it, how the scale changes it, how exactly the kernel keeps it."""
+
+
 @dataclass(frozen=True)
-class Direction:
-    """One direction of a WAN link, in the order in which a packet passes it: queue, serialisation, then the fibre.
+class PacketFault:
+    """What happens at random to the share of packets that a property states; netem's option has the property's name.
 
     Attributes:
-        rate_bps: bits of Ethernet frames per second, without preamble and checksum.
-        delay_s: propagation delay.
-        jitter_s: variation of the delay, which is never negative: the largest deviation if uniform, else the standard
-            deviation (normal, pareto).
-        loss, duplicate, reorder, corrupt: shares of packets, 0 to 1; reordered ones are not delayed, corrupted ones
-            have one flipped bit.
-        queue_bytes: size of the queue, unless `queue_packets` is set.
-        queue_packets: size of the queue in packets.
-        ecn_bytes: queue length at and above which ECN-capable packets are marked.
-        jitter_distribution: uniform, normal or pareto.
-        jitter_correlation: correlation of the delays of successive packets.
-        loss_bursts: bursty loss, in place of `loss`.
-        classes: traffic classes, each with its own queue.
-        pause: Ethernet pause, with which the switch at the far end stops the sender before it overflows.
+        noun: name of the fault in messages.
+        netem_attribute: number of netem's attribute with probability and correlation (TCA_NETEM_...); None for a field
+            of struct tc_netem_qopt.
+        arrivals: how many packets more (or, if negative, fewer) reach a program for each affected one.
+        misdirects: whether an affected frame may have another address, at which nobody takes it.
     """
 
-    rate_bps: float
-    delay_s: float
-    jitter_s: float
-    loss: float
-    queue_bytes: int
-    queue_packets: int | None = None
-    ecn_bytes: int | None = None
-    jitter_distribution: str = "uniform"
-    jitter_correlation: float = 0.0
-    loss_bursts: LossBursts | None = None
-    duplicate: float = 0.0
-    reorder: float = 0.0
-    corrupt: float = 0.0
-    classes: tuple[QueueClass, ...] = ()
-    pause: Pause | None = None
+    noun: str
+    netem_attribute: int | None = None
+    arrivals: int = 0
+    misdirects: bool = False
+
+
+@dataclass(frozen=True)
+class LinkProperty:
+    """The declaration of a link property, a field of `Direction`, whose docstring is its description.
+
+    Everything else follows from it: the keys of topology files and their schema and reference page, `testbed link set`,
+    netem's options, the comparison with what the kernel holds, and the allowances of probes and invariants.
+
+    Attributes:
+        form: form of its value.
+        key: key in topology files; default: the field's name without its unit.
+        default: value of a link whose file does not have the key, as files write it; an optional field's own default.
+        fault: what happens to packets, for a property that is the share of packets with a fault.
+        excludes_pause: whether a link with it cannot have pause, which must know what is in flight.
+    """
+
+    form: Form
+    key: str = ""
+    default: float | str | None = None
+    fault: PacketFault | None = None
+    excludes_pause: bool = False
+
+
+def _declared(form: Form, **more: Any) -> dict[str, LinkProperty]:
+    """Return the metadata of a field that is a link property."""
+    return {"property": LinkProperty(form, **more)}
+
+
+@dataclass(frozen=True)
+class Direction:
+    """One direction of a WAN link, with its properties as declared here, in SI units.
+
+    A packet passes queue, serialisation and then the fibre. The rate counts bits of Ethernet frames, without preamble
+    and checksum. The delay is never negative, whatever its jitter.
+    """
+
+    rate_bps: float = field(metadata=_declared("rate"))
+    """Rate in each direction; optional if both directions have their own."""
+    delay_s: float = field(metadata=_declared("delay"))
+    """Propagation delay, one way, or the length of the fibre; optional if both directions have their own."""
+    jitter_s: float = field(metadata=_declared("duration", default=0.0, excludes_pause=True))
+    """Variation of the delay, at most the delay: the largest deviation if uniform, else the standard deviation."""
+    jitter_distribution: str = field(default="uniform", kw_only=True, metadata=_declared("distribution"))
+    """How the delay varies: uniform, normal or pareto (a long tail)."""
+    jitter_correlation: float = field(default=0.0, kw_only=True, metadata=_declared("share"))
+    """Correlation of the delays of successive packets."""
+    loss: float = field(metadata=_declared("share", default=0.0))
+    """Share of packets lost independently at random."""
+    loss_bursts: LossBursts | None = field(default=None, kw_only=True, metadata=_declared("loss_bursts"))
+    """Bursty loss, in place of `loss`."""
+    duplicate: float = field(
+        default=0.0,
+        kw_only=True,
+        metadata=_declared("share", fault=PacketFault("duplication", arrivals=1), excludes_pause=True),
+    )
+    """Share of packets that arrive twice."""
+    reorder: float = field(
+        default=0.0,
+        kw_only=True,
+        metadata=_declared("share", fault=PacketFault("reordering", netem_attribute=3), excludes_pause=True),
+    )
+    """Share of packets sent without delay, so that they overtake others."""
+    corrupt: float = field(
+        default=0.0,
+        kw_only=True,
+        metadata=_declared(
+            "share", fault=PacketFault("corruption", netem_attribute=4, arrivals=-1, misdirects=True)
+        ),
+    )
+    """Share of packets with a flipped bit."""
+    queue_bytes: int = field(metadata=_declared("queue", default="auto"))
+    """Buffer in front of the link; auto: rate x 2 x delay, at least 64 packets."""
+    queue_packets: int | None = field(default=None, kw_only=True, metadata=_declared("count"))
+    """Buffer in front of the link, in packets, in place of `queue`."""
+    ecn_bytes: int | None = field(default=None, kw_only=True, metadata=_declared("size", key="ecn_threshold"))
+    """Queue length at and above which ECN-capable packets are marked; never, if left out."""
+    classes: tuple[QueueClass, ...] = field(default=(), kw_only=True)
+    """Traffic classes, each with its own queue."""
+    pause: Pause | None = field(default=None, kw_only=True)
+    """Ethernet pause, with which the switch at the far end stops the sender before it overflows."""
 
     @property
     def mean_loss(self) -> float:
@@ -123,3 +193,27 @@ class Direction:
     def loss_spread(self) -> float:
         """Variance of the number of lost packets, relative to independent losses (1)."""
         return self.loss_bursts.spread if self.loss_bursts else 1.0
+
+    @property
+    def faults(self) -> dict[str, float]:
+        """Share of packets with each fault that the link has, by the property's name."""
+        return {name: share for name in PACKET_FAULTS if (share := getattr(self, name))}
+
+    @property
+    def is_random(self) -> bool:
+        """Whether the link treats packets randomly, other than by losing them."""
+        return bool(self.jitter_s or self.faults)
+
+
+def _properties() -> Iterator[tuple[str, LinkProperty]]:
+    for each in fields(Direction):
+        if declared := each.metadata.get("property"):
+            default = declared.default if each.default is MISSING else each.default
+            yield each.name, replace(declared, key=declared.key or without_unit(each.name), default=default)
+
+
+LINK_PROPERTIES: Mapping[str, LinkProperty] = dict(_properties())
+"""The properties in the order of files, by the name of the field."""
+PACKET_FAULTS: Mapping[str, PacketFault] = {
+    name: declared.fault for name, declared in LINK_PROPERTIES.items() if declared.fault is not None
+}

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, create_model
 
-from testbed.spec.base_model import Finding, StrictModel, look_up
-from testbed.spec.link_direction import PAUSE_FRAME_BYTES, Direction, LossBursts, Pause
+from testbed.spec.base_model import Finding, StrictModel, located, look_up
+from testbed.spec.link_direction import (
+    ETHERNET_HEADER_BYTES,
+    LINK_PROPERTIES,
+    PAUSE_FRAME_BYTES,
+    Direction,
+    Form,
+    LossBursts,
+    Pause,
+)
 from testbed.spec.scale import UNSCALED, Scale
 from testbed.spec.units import format_duration, format_fraction, format_rate, format_size
 from testbed.spec.value_types import (
     Count,
     CountOrNone,
     DelayOrNone,
-    Distribution,
     DistributionOrNone,
-    Duration,
     DurationOrNone,
     Fraction,
     FractionOrNone,
@@ -42,23 +48,16 @@ class PauseSpec(StrictModel):
     The switch counts the packets that came in by the link and are still queued. Its queues then have no other limit.
     """
 
-    xoff_bytes: Queue = Field(
-        default="auto",
-        alias="xoff",
-        description="Queued bytes above which the sender is paused; auto: `xon` plus two frames.",
-    )
-    xon_bytes: Queue = Field(
-        default="auto",
-        alias="xon",
-        description="Queued bytes at or below which the sender resumes; auto: two frames below `xoff`. If neither is "
-        "given: enough to keep the link busy until more arrives, which is rate times round trip plus three frames.",
-    )
-    headroom_bytes: Queue = Field(
-        default="auto",
-        alias="headroom",
-        description="Buffer beyond `xoff` for what arrives after a pause is sent; auto, and the minimum: rate times "
-        "round trip plus three frames.",
-    )
+    xoff_bytes: Queue = "auto"
+    """Queued bytes above which the sender is paused; auto: `xon` plus two frames."""
+    xon_bytes: Queue = "auto"
+    """Queued bytes at or below which the sender resumes; auto: two frames below `xoff`. If neither is given: enough to
+    keep the link busy until more arrives, which is rate times round trip plus three frames.
+    """
+    headroom_bytes: Queue = "auto"
+    """Buffer beyond `xoff` for what arrives after a pause is sent; auto, and the minimum: rate times round trip plus
+    three frames.
+    """
 
     def checks(self) -> Iterator[Finding]:
         """Check that the resume threshold is not above the pause threshold."""
@@ -67,31 +66,21 @@ class PauseSpec(StrictModel):
                 ("xon",), format_size(self.xon_bytes), f"at most xoff ({format_size(self.xoff_bytes)})"
             )
 
-    def findings(
-        self, rate_bps: float, back_bps: float, round_trip_s: float, frame_bytes: int
-    ) -> Iterator[Finding]:
-        """Check that the headroom holds what arrives after a pause is sent.
-
-        Args:
-            rate_bps: rate towards the switch.
-            back_bps: rate in the other direction, which the pause frame takes.
-            round_trip_s: propagation delay there and back.
-            frame_bytes: size of the largest frame.
-        """
-        needed = turnaround_bytes(rate_bps, back_bps, round_trip_s, frame_bytes)
+    def findings(self, link: Direction, reverse: Direction, mtu: int) -> Iterator[Finding]:
+        """Check that the headroom holds what arrives by a link after a pause is sent over its reverse direction."""
+        needed = turnaround_bytes(link, reverse, mtu)
         if self.headroom_bytes != "auto" and self.headroom_bytes < needed:
+            round_trip = format_duration(link.delay_s + reverse.delay_s)
             expected = (
-                f"auto, or at least {format_size(needed)}: what arrives at {format_rate(rate_bps)} in a round trip "
-                f"of {format_duration(round_trip_s)} after a pause is sent, and three frames"
+                f"auto, or at least {format_size(needed)}: what arrives at {format_rate(link.rate_bps)} in a round "
+                f"trip of {round_trip} after a pause is sent, and three frames"
             )
             yield Finding(("headroom",), format_size(self.headroom_bytes), expected)
 
-    def resolve(
-        self, rate_bps: float, back_bps: float, round_trip_s: float, frame_bytes: int, scale: Scale
-    ) -> Pause:
-        """Return the thresholds in bytes. Rates and `round_trip_s` are emulated ones; frames are never scaled."""
-        needed = turnaround_bytes(rate_bps, back_bps, round_trip_s, frame_bytes)
-        hysteresis = HYSTERESIS_FRAMES * frame_bytes
+    def resolve(self, link: Direction, reverse: Direction, mtu: int, scale: Scale) -> Pause:
+        """Return a link's thresholds in bytes. Both directions are emulated ones; frames are never scaled."""
+        needed = turnaround_bytes(link, reverse, mtu)
+        hysteresis = HYSTERESIS_FRAMES * (mtu + ETHERNET_HEADER_BYTES)
         xoff, xon, headroom = (
             None if size == "auto" else round(scale.emulated_bytes(size))
             for size in (self.xoff_bytes, self.xon_bytes, self.headroom_bytes)
@@ -103,26 +92,30 @@ class PauseSpec(StrictModel):
         return Pause(xoff, xon, max(needed, headroom or 0))
 
 
-def turnaround_bytes(rate_bps: float, back_bps: float, round_trip_s: float, frame_bytes: int) -> int:
+def turnaround_bytes(link: Direction, reverse: Direction, mtu: int) -> int:
     """Return the most that can arrive after a pause is sent, which is also what keeps the link busy after a resume.
 
     It consists of the frame that crosses the threshold; what arrives in a round trip, in the time of a frame that
     occupies the reverse direction, and in that of the pause frame itself; and the frame that the sender has just begun.
-
-    Args:
-        rate_bps: emulated rate towards the switch.
-        back_bps: emulated rate in the other direction.
-        round_trip_s: emulated propagation delay there and back.
-        frame_bytes: size of the largest frame.
     """
-    serialisation_s = (frame_bytes + PAUSE_FRAME_BYTES) * 8 / back_bps
-    return math.ceil(rate_bps / 8 * (round_trip_s + serialisation_s + PAUSE_RESPONSE_S) + 2 * frame_bytes)
+    frame_bytes = mtu + ETHERNET_HEADER_BYTES
+    serialisation_s = (frame_bytes + PAUSE_FRAME_BYTES) * 8 / reverse.rate_bps
+    round_trip_s = link.delay_s + reverse.delay_s
+    return math.ceil(
+        link.rate_bps / 8 * (round_trip_s + serialisation_s + PAUSE_RESPONSE_S) + 2 * frame_bytes
+    )
+
+
+def with_pause(
+    link: Direction, reverse: Direction, pause: PauseSpec | None, mtu: int, scale: Scale
+) -> Direction:
+    """Return a link with the thresholds of its pause, if it has one."""
+    return link if pause is None else replace(link, pause=pause.resolve(link, reverse, mtu, scale))
 
 
 # Real switches have at least this much: smaller buffers would drop ordinary bursts.
 MIN_AUTO_QUEUE_PACKETS = 64
 MIN_QUEUE_PACKETS = 4
-ETHERNET_HEADER_BYTES = 14
 
 
 @dataclass(frozen=True)
@@ -154,91 +147,81 @@ class WanLink:
 class LossBurstsSpec(StrictModel):
     """Bursty loss (Gilbert-Elliott model): a channel that is good or bad, decided anew before each packet."""
 
-    enter: Share = Field(description="Probability that the good channel turns bad.")
-    leave: Share = Field(description="Probability that the bad channel turns good.")
-    loss: Fraction = Field(default=1.0, description="Share of packets lost on the bad channel.")
-    loss_between: Fraction = Field(default=0.0, description="Share of packets lost on the good channel.")
+    enter: Share
+    """Probability that the good channel turns bad."""
+    leave: Share
+    """Probability that the bad channel turns good."""
+    loss: Fraction = 1.0
+    """Share of packets lost on the bad channel."""
+    loss_between: Fraction = 0.0
+    """Share of packets lost on the good channel."""
 
 
-class DirectionSpec(StrictModel):
+_VALUE_TYPES: Mapping[Form, Any] = {
+    "rate": RateOrNone,
+    "delay": DelayOrNone,
+    "duration": DurationOrNone,
+    "distribution": DistributionOrNone,
+    "share": FractionOrNone,
+    "loss_bursts": LossBurstsSpec | None,
+    "queue": QueueOrNone,
+    "count": CountOrNone,
+    "size": SizeOrNone,
+}
+
+
+def _with_link_properties(with_defaults: bool) -> Callable[[type[StrictModel]], Any]:
+    """Return a class decorator that adds a field for each link property, with its default or None."""
+
+    def add(model: type[StrictModel]) -> type[StrictModel]:
+        declared: dict[str, Any] = {
+            name: (
+                _VALUE_TYPES[each.form],
+                Field(default=each.default if with_defaults else None, alias=each.key),
+            )
+            for name, each in LINK_PROPERTIES.items()
+        }
+        return create_model(
+            model.__name__, __base__=model, __doc__=model.__doc__, __module__=__name__, **declared
+        )
+
+    return add
+
+
+class _LinkSettings(StrictModel):
+    documented_in = (Direction,)
+
+    if TYPE_CHECKING:  # the link properties
+
+        def __getattr__(self, name: str) -> Any: ...
+
+
+@_with_link_properties(with_defaults=False)
+class DirectionSpec(_LinkSettings):
     """One direction of a WAN link: the settings that differ from the link's own."""
 
-    rate_bps: RateOrNone = Field(default=None, alias="rate", description="Rate in this direction.")
-    delay_s: DelayOrNone = Field(default=None, alias="delay", description="Propagation delay, one way.")
-    jitter_s: DurationOrNone = Field(default=None, alias="jitter", description="Variation of the delay.")
-    jitter_distribution: DistributionOrNone = Field(default=None, description="Distribution of the jitter.")
-    jitter_correlation: FractionOrNone = Field(
-        default=None, description="Correlation of the delays of successive packets."
-    )
-    loss: FractionOrNone = Field(default=None, description="Share of packets lost at random.")
-    loss_bursts: LossBurstsSpec | None = Field(default=None, description="Bursty loss.")
-    duplicate: FractionOrNone = Field(default=None, description="Share of packets that arrive twice.")
-    reorder: FractionOrNone = Field(
-        default=None, description="Share of packets sent without delay, so that they overtake others."
-    )
-    corrupt: FractionOrNone = Field(default=None, description="Share of packets with a flipped bit.")
-    queue_bytes: QueueOrNone = Field(default=None, alias="queue", description="Buffer in front of the link.")
-    queue_packets: CountOrNone = Field(default=None, description="Buffer in packets.")
-    ecn_bytes: SizeOrNone = Field(
-        default=None, alias="ecn_threshold", description="Queue length at which packets are ECN-marked."
-    )
+
+@_with_link_properties(with_defaults=True)
+class _SymmetricLinks(_LinkSettings):
+    """Parallel links with the same settings in both directions."""
+
+    a: str
+    """Building at one end."""
+    b: str
+    """Building at the other end."""
+    planes: Count = 1
+    """Number of parallel links, each with these settings."""
 
 
-class WanSpec(StrictModel):
+class WanSpec(_SymmetricLinks):
     """One or more parallel WAN links between two buildings. `a_to_b` and `b_to_a` override one direction."""
 
-    a: str = Field(description="Building at one end.")
-    b: str = Field(description="Building at the other end.")
-    planes: Count = Field(default=1, description="Number of parallel links, each with these settings.")
-    rate_bps: RateOrNone = Field(
-        default=None,
-        alias="rate",
-        description="Rate of each link, in each direction. Optional if both directions have their own.",
-    )
-    delay_s: DelayOrNone = Field(
-        default=None,
-        alias="delay",
-        description="Propagation delay, one way, or the length of the fibre. Optional if both directions have their "
-        "own.",
-    )
-    jitter_s: Duration = Field(
-        default=0.0,
-        alias="jitter",
-        description="Variation of the delay, at most the delay: the largest deviation if uniform, else the standard "
-        "deviation.",
-    )
-    jitter_distribution: Distribution = Field(
-        default="uniform", description="How the delay varies: uniform, normal or pareto (a long tail)."
-    )
-    jitter_correlation: Fraction = Field(
-        default=0.0, description="Correlation of the delays of successive packets."
-    )
-    loss: Fraction = Field(default=0.0, description="Share of packets lost independently at random.")
-    loss_bursts: LossBurstsSpec | None = Field(default=None, description="Bursty loss, in place of `loss`.")
-    duplicate: Fraction = Field(default=0.0, description="Share of packets that arrive twice.")
-    reorder: Fraction = Field(
-        default=0.0, description="Share of packets sent without delay, so that they overtake others."
-    )
-    corrupt: Fraction = Field(default=0.0, description="Share of packets with a flipped bit.")
-    queue_bytes: Queue = Field(
-        default="auto",
-        alias="queue",
-        description="Buffer in front of the link; auto: rate x 2 x delay, at least 64 packets.",
-    )
-    queue_packets: CountOrNone = Field(
-        default=None, description="Buffer in front of the link, in packets, in place of `queue`."
-    )
-    ecn_bytes: SizeOrNone = Field(
-        default=None,
-        alias="ecn_threshold",
-        description="Queue length at and above which ECN-capable packets are marked; never, if left out.",
-    )
-    pause: PauseSpec | None = Field(
-        default=None,
-        description="Ethernet pause: each end pauses the other before its buffers overflow; never, if left out.",
-    )
-    a_to_b: DirectionSpec = Field(default=DirectionSpec(), description="Settings that differ from a to b.")
-    b_to_a: DirectionSpec = Field(default=DirectionSpec(), description="Settings that differ from b to a.")
+    pause: PauseSpec | None = None
+    """Ethernet pause: each end pauses the other before its buffers overflow; never, if left out."""
+    a_to_b: DirectionSpec = DirectionSpec()
+    """Settings that differ from a to b."""
+    b_to_a: DirectionSpec = DirectionSpec()
+    """Settings that differ from b to a."""
 
     def checks(self) -> Iterator[Finding]:
         """Check that both directions have rate and delay and that no settings contradict each other."""
@@ -268,42 +251,29 @@ class WanSpec(StrictModel):
             shown = f"{format_size(queue)} with queue_packets"
             yield Finding(where("queue_bytes", "queue"), shown, "only one of the two")
         if self.pause is not None:
-            for name, key in (("jitter_s", "jitter"), ("duplicate", "duplicate"), ("reorder", "reorder")):
-                if first_given(getattr(own, name), getattr(self, name)):
-                    shown = f"{key} with pause"
-                    yield Finding(
-                        where(name, key), shown, "only one of the two: pause must know what is in flight"
-                    )
+            for name, declared in LINK_PROPERTIES.items():
+                if declared.excludes_pause and first_given(getattr(own, name), getattr(self, name)):
+                    expected = "only one of the two: pause must know what is in flight"
+                    yield Finding(where(name, declared.key), f"{declared.key} with pause", expected)
 
     def pause_findings(self, mtu: int) -> Iterator[Finding]:
         """Check that the pauses of both directions take effect in time."""
         if self.pause is not None:
             there, back = (self.direction(own, mtu, UNSCALED) for own in (self.a_to_b, self.b_to_a))
-            round_trip_s = there.delay_s + back.delay_s
-            for rates in ((there.rate_bps, back.rate_bps), (back.rate_bps, there.rate_bps)):
-                for finding in self.pause.findings(*rates, round_trip_s, mtu + ETHERNET_HEADER_BYTES):
-                    yield replace(finding, location=("pause", *finding.location))
-                    return
+            found = [*self.pause.findings(there, back, mtu), *self.pause.findings(back, there, mtu)]
+            yield from located(found[:1], "pause")
 
     def directions(self, mtu: int, scale: Scale) -> tuple[Direction, Direction]:
         """Return the resolved settings of both directions, with their pauses."""
         there, back = (self.direction(own, mtu, scale) for own in (self.a_to_b, self.b_to_a))
-        if (pause := self.pause) is None:
-            return there, back
-        round_trip_s = there.delay_s + back.delay_s
-        pauses = [
-            pause.resolve(one.rate_bps, other.rate_bps, round_trip_s, mtu + ETHERNET_HEADER_BYTES, scale)
-            for one, other in ((there, back), (back, there))
-        ]
-        return replace(there, pause=pauses[0]), replace(back, pause=pauses[1])
+        return with_pause(there, back, self.pause, mtu, scale), with_pause(
+            back, there, self.pause, mtu, scale
+        )
 
     def direction(self, own: DirectionSpec, mtu: int, scale: Scale) -> Direction:
         """Return the resolved settings of one direction, without its pause."""
-        asked = {
-            name: first_given(getattr(own, name), getattr(self, name)) for name in DirectionSpec.model_fields
-        }
-        rate_bps, delay_s = scale.emulated_bps(asked["rate_bps"]), scale.emulated_s(asked["delay_s"])
-        return Direction(**_resolve_settings(asked, rate_bps, delay_s, mtu, scale))
+        asked = {name: first_given(getattr(own, name), getattr(self, name)) for name in LINK_PROPERTIES}
+        return Direction(**_resolve_settings(asked, None, mtu, scale))
 
 
 def change_direction(now: Direction, asked: DirectionSpec, mtu: int, scale: Scale) -> Direction:
@@ -318,29 +288,24 @@ def change_direction(now: Direction, asked: DirectionSpec, mtu: int, scale: Scal
         mtu: largest IP packet, in bytes.
         scale: scale of the emulation.
     """
-    given = {
-        name: value for name in DirectionSpec.model_fields if (value := getattr(asked, name)) is not None
-    }
+    given = {name: value for name in LINK_PROPERTIES if (value := getattr(asked, name)) is not None}
     if "loss" in given or "loss_bursts" in given:
         given = {"loss": 0.0, "loss_bursts": None, **given}
     if "queue_bytes" in given or "queue_packets" in given:
         given = {"queue_packets": None, **given}
-    rate_bps = scale.emulated_bps(given["rate_bps"]) if "rate_bps" in given else now.rate_bps
-    delay_s = scale.emulated_s(given["delay_s"]) if "delay_s" in given else now.delay_s
-    return replace(now, **_resolve_settings(given, rate_bps, delay_s, mtu, scale))
+    return replace(now, **_resolve_settings(given, now, mtu, scale))
 
 
-def _resolve_settings(
-    asked: dict[str, Any], rate_bps: float, delay_s: float, mtu: int, scale: Scale
-) -> dict[str, Any]:
-    """Return the given settings as fields of a `Direction`; `rate_bps` and `delay_s` are emulated ones."""
-    final = dict(asked)
-    if "rate_bps" in asked:
-        final["rate_bps"] = rate_bps
-    if "delay_s" in asked:
-        final["delay_s"] = delay_s
-    if "jitter_s" in asked:
-        final["jitter_s"] = scale.emulated_s(asked["jitter_s"])
+def _resolve_settings(asked: dict[str, Any], now: Direction | None, mtu: int, scale: Scale) -> dict[str, Any]:
+    """Return the given settings as fields of a `Direction`; `now`: the direction that has all others."""
+    scaled = {"rate": scale.emulated_bps, "delay": scale.emulated_s, "duration": scale.emulated_s}
+    final = {
+        name: scaled[form](value) if (form := LINK_PROPERTIES[name].form) in scaled else value
+        for name, value in asked.items()
+    }
+    rate_bps, delay_s = (
+        final[name] if name in final else getattr(now, name) for name in ("rate_bps", "delay_s")
+    )
     if asked.get("queue_packets"):
         final["queue_bytes"] = asked["queue_packets"] * (mtu + ETHERNET_HEADER_BYTES)
     elif "queue_bytes" in asked:

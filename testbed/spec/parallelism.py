@@ -1,14 +1,16 @@
-"""How a scenario spreads one model's training over ranks: degrees, placement, schedule."""
+"""How a scenario spreads a job over ranks: degrees, placement and schedule of training, places of a recorded job."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, ClassVar
 
 from pydantic import Field
 
 from testbed.errors import did_you_mean
+from testbed.plugins import registry
 from testbed.spec.base_model import Finding, StrictModel, ValueFormat
 from testbed.spec.catalogue import placements
 from testbed.spec.hardware import IntraNodeSpec
@@ -29,6 +31,7 @@ from testbed.spec.value_types import (
     integer,
     number,
     registered_name,
+    word_or_list,
 )
 from testbed.spec.yaml_loader import show
 
@@ -69,13 +72,14 @@ def _parse_order(value: object) -> str | tuple[str, ...]:
     raise ValueError(f"a placement ({', '.join(PLACEMENTS)}), or each of {', '.join(DIMENSIONS)} once")
 
 
-def parse_mapping(value: object, names: Sequence[str] = MAPPINGS) -> str | tuple[int, ...]:
-    """Return a named mapping, or the rank at each coordinate. A ValueError says what is expected."""
-    if value in names:
-        return str(value)
-    if isinstance(value, (list, tuple)) and sorted(map(str, value)) == sorted(map(str, range(len(value)))):
-        return tuple(value)
-    raise ValueError(f"{', '.join(names)}, or a list with each rank once, such as [0, 2, 1, 3]")
+def mapping_format(words: Sequence[str]) -> ValueFormat:
+    """Return the format of a named mapping, or of the rank at each coordinate."""
+    return word_or_list(
+        words,
+        {"type": "integer"},
+        lambda ranks: sorted(map(str, ranks)) == sorted(map(str, range(len(ranks)))),
+        "a list with each rank once, such as [0, 2, 1, 3]",
+    )
 
 
 def _parse_classes(value: object) -> dict[str, int]:
@@ -90,14 +94,6 @@ def _parse_classes(value: object) -> dict[str, int]:
         except ValueError as error:
             raise ValueError(f"for {name} a DSCP, {error}") from None
     return classes
-
-
-def _parse_shares(value: object) -> str | tuple[int, ...]:
-    if value in MICROBATCH_SHARES:
-        return str(value)
-    if isinstance(value, (list, tuple)) and value and all(type(one) is int and one > 0 for one in value):
-        return tuple(value)
-    raise ValueError(f"{', '.join(MICROBATCH_SHARES)}, or a list with the number of each, such as [10, 6]")
 
 
 def _parse_collectives(value: object) -> dict[str, str]:
@@ -120,15 +116,12 @@ _COLLECTIVES = ValueFormat(
     },
 )
 _DSCP = integer(0, MAX_DSCP)
-_SHARES = ValueFormat(
-    _parse_shares,
-    {
-        "anyOf": [
-            {"enum": list(MICROBATCH_SHARES)},
-            {"type": "array", "items": {"type": "integer", "minimum": 1}, "minItems": 1},
-        ]
-    },
-    lambda value: value if isinstance(value, str) else list(value),
+_SHARES = word_or_list(
+    MICROBATCH_SHARES,
+    {"type": "integer", "minimum": 1},
+    lambda counts: bool(counts) and all(type(one) is int and one > 0 for one in counts),
+    "a list with the number of each, such as [10, 6]",
+    minItems=1,
 )
 _CLASSES = ValueFormat(
     _parse_classes,
@@ -139,23 +132,18 @@ _ORDER = ValueFormat(
     {"anyOf": [{"enum": list(PLACEMENTS)}, {"type": "array", "items": {"enum": list(DIMENSIONS)}}]},
     lambda value: value if isinstance(value, str) else list(value),
 )
-_MAPPING = ValueFormat(
-    parse_mapping,
-    {"anyOf": [{"enum": list(MAPPINGS)}, {"type": "array", "items": {"type": "integer"}}]},
-    lambda value: value if isinstance(value, str) else list(value),
-)
+_MAPPING = mapping_format(MAPPINGS)
 
 
 class StragglerSpec(StrictModel):
     """A rank that computes slowly, or a building whose ranks all do."""
 
-    rank: CountOrZero | None = Field(default=None, description="The rank that is slow.")
-    building: str | None = Field(
-        default=None, description="In place of a rank: all ranks in this building are slow."
-    )
-    slowdown: Annotated[float, number(1, 1000, 1.2)] = Field(
-        description="Factor by which computing takes longer."
-    )
+    rank: CountOrZero | None = None
+    """The rank that is slow."""
+    building: str | None = None
+    """In place of a rank: all ranks in this building are slow."""
+    slowdown: Annotated[float, number(1, 1000, 1.2)]
+    """Factor by which computing takes longer."""
 
     def checks(self) -> Iterator[Finding]:
         """Check that either a rank or a building is given."""
@@ -167,83 +155,68 @@ class StragglerSpec(StrictModel):
 class ParallelismSpec(StrictModel):
     """Degrees of parallelism, under torchtitan's names. Their product is the number of accelerators."""
 
-    data_parallel_replicate_degree: Count = Field(default=1, description="Replicas of the model.")
-    data_parallel_shard_degree: Count = Field(
-        default=1, description="Ranks over which a replica's parameters are sharded (FSDP)."
-    )
-    context_parallel_degree: Count = Field(default=1, description="Ranks over which a sequence is split.")
-    tensor_parallel_degree: Count = Field(default=1, description="Ranks over which each layer is split.")
-    pipeline_parallel_degree: Count = Field(
-        default=1, description="Pipeline ranks, which hold successive layers."
-    )
-    expert_parallel_degree: Count = Field(
-        default=1,
-        description="Ranks over which a layer's experts are spread: a divisor of data_parallel_shard_degree.",
-    )
-    accelerators_per_rank: Count = Field(
-        default=1,
-        description="Accelerators that one rank represents, the innermost ones of the placement. Traffic between them "
-        "is not emulated; the run reports how much it is.",
-    )
-    within_rank: IntraNodeSpec | None = Field(
-        default=None,
-        description="Cost of traffic between the accelerators of a rank, by a formula (`within_rank: {}` for its "
-        "defaults); default: none.",
-    )
-    tensor_communication: Annotated[str, choice("a mode", TENSOR_PARALLEL_MODES)] = Field(
-        default="all_reduce",
-        description="What tensor-parallel ranks do twice per block and direction. all_reduce: an all-reduce. "
-        "sequence_parallel: a reduce-scatter and an all-gather of as many bytes, as the sequence is split too, by an "
-        "algorithm of `collectives`. tree: the same in blocks through windows, by a tree over nodes (the hosts of one "
-        "leaf switch). overlapped_ring, overlapped_tree: blocks by a ring or tree that overlaps with the matrix "
-        "products block by block.",
-    )
-    routing_skew: Annotated[float, number(0, 10, 0.5)] = Field(
-        default=0.0,
-        description="Imbalance of expert routing: standard deviation of the tokens per rank of experts, as a share of "
-        "the mean, drawn for each layer and microbatch with the scenario's seed. Experts with more tokens compute "
-        "longer.",
-    )
-    placement: Annotated[str | tuple[str, ...], _ORDER] = Field(
-        default="production",
-        description="Order of the dimensions, outermost first: the outermost crosses buildings. A name from "
-        "data/placements.yaml, or a list of all dimensions.",
-    )
-    mapping: Annotated[str | tuple[int, ...], _MAPPING] = Field(
-        default="consecutive",
-        description="Which rank sits at each coordinate of the mesh: consecutive; scattered (successive ranks in "
-        "different buildings); topology_aware (pairs swap while that reduces the bytes between buildings); by_distance "
-        "(buildings in the order of the shortest path through all of them, which pipeline stages follow); by_speed "
-        "(buildings with the fastest accelerators first); or a list of ranks.",
-    )
+    data_parallel_replicate_degree: Count = 1
+    """Replicas of the model."""
+    data_parallel_shard_degree: Count = 1
+    """Ranks over which a replica's parameters are sharded (FSDP)."""
+    context_parallel_degree: Count = 1
+    """Ranks over which a sequence is split."""
+    tensor_parallel_degree: Count = 1
+    """Ranks over which each layer is split."""
+    pipeline_parallel_degree: Count = 1
+    """Pipeline ranks, which hold successive layers."""
+    expert_parallel_degree: Count = 1
+    """Ranks over which a layer's experts are spread: a divisor of data_parallel_shard_degree."""
+    accelerators_per_rank: Count = 1
+    """Accelerators that one rank represents, the innermost ones of the placement. Traffic between them is not emulated;
+    the run reports how much it is.
+    """
+    within_rank: IntraNodeSpec | None = None
+    """Cost of traffic between the accelerators of a rank, by a formula (`within_rank: {}` for its defaults); default:
+    none.
+    """
+    tensor_communication: Annotated[str, choice("a mode", TENSOR_PARALLEL_MODES)] = "all_reduce"
+    """What tensor-parallel ranks do twice per block and direction. all_reduce: an all-reduce. sequence_parallel: a
+    reduce-scatter and an all-gather of as many bytes, as the sequence is split too, by an algorithm of `collectives`.
+    tree: the same in blocks through windows, by a tree over nodes (the hosts of one leaf switch). overlapped_ring,
+    overlapped_tree: blocks by a ring or tree that overlaps with the matrix products block by block.
+    """
+    routing_skew: Annotated[float, number(0, 10, 0.5)] = 0.0
+    """Imbalance of expert routing: standard deviation of the tokens per rank of experts, as a share of the mean, drawn
+    for each layer and microbatch with the scenario's seed. Experts with more tokens compute longer.
+    """
+    placement: Annotated[str | tuple[str, ...], _ORDER] = "production"
+    """Order of the dimensions, outermost first: the outermost crosses buildings. A name from data/placements.yaml, or a
+    list of all dimensions.
+    """
+    mapping: Annotated[str | tuple[int, ...], _MAPPING] = "consecutive"
+    """Which rank sits at each coordinate of the mesh: consecutive; scattered (successive ranks in different buildings);
+    topology_aware (pairs swap while that reduces the bytes between buildings); by_distance (buildings in the order of
+    the shortest path through all of them, which pipeline stages follow); by_speed (buildings with the fastest
+    accelerators first); or a list of ranks.
+    """
 
-    collectives: Annotated[Mapping[str, str], _COLLECTIVES] = Field(
-        default={},
-        description="Algorithms of the collectives of each dimension, such as {data_parallel_shard: far_first, "
-        "tensor_parallel: ring}. Defaults: `algorithms` for replicas; direct for experts, or late_counts with "
-        "routing_skew (padded: every rank is sent as much as the busiest one); ring for all others.",
-    )
-    hierarchy: Annotated[str, choice("a tier", HIERARCHIES)] = Field(
-        default=BUILDINGS,
-        description="Which ranks hierarchical algorithms and auto consider near: those of a building, or those on one "
-        "leaf switch, which is a node if each of its accelerators is a rank.",
-    )
-    dscp: Annotated[Mapping[str, int], _CLASSES] = Field(
-        default={},
-        description="DSCP of each dimension's traffic, such as {pipeline_parallel: 46}, for policies with traffic "
-        "classes; default: 0.",
-    )
-    compute_jitter: Fraction = Field(
-        default=0.0,
-        description="Standard deviation of the compute time of each action, as a share of it; normally distributed, "
-        "drawn with the scenario's seed.",
-    )
-    stragglers: tuple[StragglerSpec, ...] = Field(default=(), description="Ranks that compute slowly.")
-    faults: FaultsSpec | None = Field(
-        default=None,
-        description="What happens when a replica is lost; default: the run ends. With it each variant is one job over "
-        "all its steps.",
-    )
+    collectives: Annotated[Mapping[str, str], _COLLECTIVES] = {}
+    """Algorithms of the collectives of each dimension, such as {data_parallel_shard: far_first, tensor_parallel: ring}.
+    Defaults: `algorithms` for replicas; direct for experts, or late_counts with routing_skew (padded: every rank is
+    sent as much as the busiest one); ring for all others.
+    """
+    hierarchy: Annotated[str, choice("a tier", HIERARCHIES)] = BUILDINGS
+    """Which ranks hierarchical algorithms and auto consider near: those of a building, or those on one leaf switch,
+    which is a node if each of its accelerators is a rank.
+    """
+    dscp: Annotated[Mapping[str, int], _CLASSES] = {}
+    """DSCP of each dimension's traffic, such as {pipeline_parallel: 46}, for policies with traffic classes; default: 0.
+    """
+    compute_jitter: Fraction = 0.0
+    """Standard deviation of the compute time of each action, as a share of it; normally distributed, drawn with the
+    scenario's seed.
+    """
+    stragglers: tuple[StragglerSpec, ...] = ()
+    """Ranks that compute slowly."""
+    faults: FaultsSpec | None = None
+    """What happens when a replica is lost; default: the run ends. With it each variant is one job over all its steps.
+    """
 
     def checks(self) -> Iterator[Finding]:
         """Check that experts fit in a shard group, and that algorithms fit the collectives in use."""
@@ -288,68 +261,47 @@ class ScheduleSpec(StrictModel):
 
     renamed: ClassVar[Mapping[str, str]] = {"wan_turns": "wan_send_tokens"}
 
-    name: Annotated[str, registered_name("schedules")] = Field(
-        default="1F1B",
-        description="A schedule, under PyTorch's or CrossPipe's name; optimal, which is found by search; or your own "
-        "as FILE.py:FUNCTION.",
-    )
-    file: str | None = Field(
-        default=None,
-        description="In place of a name: a CSV file in PyTorch's format, one line per rank with actions such as 0F1, "
-        "relative to this file.",
-    )
-    microbatches: Count = Field(default=8, description="Microbatches per step.")
-    chunks: Count = Field(
-        default=1,
-        description="Stages per rank, for Interleaved1F1B and LoopedBFS; for optimal: 2 to search with two stages "
-        "only.",
-    )
-    layers_per_stage: Annotated[str | tuple[int, ...], _SHARES] = Field(
-        default=EVEN,
-        description="Number of the model's blocks in each stage: even (some have one more if they do not divide); "
-        "by_speed (each next block goes to the stage that would finish it first); or a list.",
-    )
-    microbatches_per_replica: Annotated[str | tuple[int, ...], _SHARES] = Field(
-        default=EVEN,
-        description="Number of microbatches for each replica: even (`microbatches` each); by_speed (each next one goes "
-        "to the replica that would finish it first, by its slowest rank); or a list with the same total.",
-    )
-    memory: Annotated[float, number(0.001, 1000, 1.5)] = Field(
-        default=1.0,
-        description="Activation memory that CrossUD, CrossUDSub, CrossWave and optimal may use, as a multiple of "
-        "1F1B's peak.",
-    )
-    time_limit_s: Duration = Field(
-        default=60.0,
-        alias="time_limit",
-        description="Search budget of optimal, in approximate seconds of one core. It is counted in search steps, so "
-        "that every machine finds the same schedule. Results are cached. 0: take the best known schedule and report a "
-        "bound.",
-    )
-    memory_limit_bytes: SizeOrNone = Field(
-        default=None,
-        alias="memory_limit",
-        description="Activation memory of a rank; a schedule that needs more is rejected.",
-    )
-    receives: Annotated[str, choice("a mode", RECEIVES)] = Field(
-        default="early",
-        description="early: receives are posted in the order of the messages, which are sent at once. in_order: a "
-        "receive is posted when its computation is next, and only then is the message sent, as with NCCL.",
-    )
-    prefetch: CountOrZero = Field(
-        default=1, description="Number of layers ahead that sharded parameters are gathered."
-    )
-    prefetch_first: Flag = Field(
-        default=False,
-        description="In backward, send the next layer's parameters before a layer's gradients, as FSDP2 does; default: "
-        "after them.",
-    )
+    name: Annotated[str, registered_name("schedules")] = "1F1B"
+    """A schedule, under PyTorch's or CrossPipe's name; optimal, which is found by search; or your own as
+    FILE.py:FUNCTION.
+    """
+    file: str | None = None
+    """In place of a name: a CSV file in PyTorch's format, one line per rank with actions such as 0F1, relative to this
+    file.
+    """
+    microbatches: Count = 8
+    """Microbatches per step."""
+    chunks: Count = 1
+    """Stages per rank, for Interleaved1F1B and LoopedBFS; for optimal: 2 to search with two stages only."""
+    layers_per_stage: Annotated[str | tuple[int, ...], _SHARES] = EVEN
+    """Number of the model's blocks in each stage: even (some have one more if they do not divide); by_speed (each next
+    block goes to the stage that would finish it first); or a list.
+    """
+    microbatches_per_replica: Annotated[str | tuple[int, ...], _SHARES] = EVEN
+    """Number of microbatches for each replica: even (`microbatches` each); by_speed (each next one goes to the replica
+    that would finish it first, by its slowest rank); or a list with the same total.
+    """
+    memory: Annotated[float, number(0.001, 1000, 1.5)] = 1.0
+    """Activation memory that CrossUD, CrossUDSub, CrossWave and optimal may use, as a multiple of 1F1B's peak."""
+    time_limit_s: Duration = 60.0
+    """Search budget of optimal, in approximate seconds of one core. It is counted in search steps, so that every
+    machine finds the same schedule. Results are cached. 0: take the best known schedule and report a bound.
+    """
+    memory_limit_bytes: SizeOrNone = None
+    """Activation memory of a rank; a schedule that needs more is rejected."""
+    receives: Annotated[str, choice("a mode", RECEIVES)] = "early"
+    """early: receives are posted in the order of the messages, which are sent at once. in_order: a receive is posted
+    when its computation is next, and only then is the message sent, as with NCCL.
+    """
+    prefetch: CountOrZero = 1
+    """Number of layers ahead that sharded parameters are gathered."""
+    prefetch_first: Flag = False
+    """In backward, send the next layer's parameters before a layer's gradients, as FSDP2 does; default: after them."""
 
-    wan_send_tokens: Flag = Field(
-        default=False,
-        description="Replicas of a pipeline send to another building one at a time, when they hold a token, each with "
-        "the whole link, instead of all at once (Atlas, arXiv:2411.14458).",
-    )
+    wan_send_tokens: Flag = False
+    """Replicas of a pipeline send to another building one at a time, when they hold a token, each with the whole link,
+    instead of all at once (Atlas, arXiv:2411.14458).
+    """
 
     def checks(self) -> Iterator[Finding]:
         """Check that the file exists, and that options do not exclude each other."""
@@ -366,17 +318,52 @@ class ScheduleSpec(StrictModel):
 class StageSpec(StrictModel):
     """Times and sizes of a pipeline stage per microbatch, in place of a model. Stages of one rank divide them."""
 
-    forward_s: Duration = Field(alias="forward", description="Time of forward.")
-    backward_input_s: Duration = Field(
-        alias="backward_input", description="Time of the input's gradient in backward."
-    )
-    backward_weight_s: Duration = Field(
-        alias="backward_weight", description="Time of the weights' gradient in backward."
-    )
-    activation_bytes: Size = Field(
-        alias="activation",
-        description="Size of the output, and of the input's gradient: what is sent to the next rank.",
-    )
-    gradient_bytes: Size = Field(
-        default=1, alias="gradients", description="Size of the weights' gradients, where there are replicas."
-    )
+    forward_s: Duration
+    """Time of forward."""
+    backward_input_s: Duration
+    """Time of the input's gradient in backward."""
+    backward_weight_s: Duration
+    """Time of the weights' gradient in backward."""
+    activation_bytes: Size
+    """Size of the output, and of the input's gradient: what is sent to the next rank."""
+    gradient_bytes: Size = Field(default=1, alias="gradients")
+    """Size of the weights' gradients, where there are replicas."""
+
+
+AS_RECORDED = "as_recorded"
+# compute times are as recorded, on any accelerator: speed is no criterion
+RECORDED_MAPPINGS = tuple(name for name in MAPPINGS if name != BY_SPEED)
+RECORDED_JOB_KEYS = ("placement", "mapping", "algorithms")  # keys of a workload with a trace
+
+
+def _default_word(word: str, form: ValueFormat) -> ValueFormat:
+    """Return a format in which a word stands for the default, None."""
+    return replace(form, parse=lambda value: None if value == word else form.parse(value))
+
+
+def _parse_algorithms(value: object) -> dict[str, str]:
+    if not isinstance(value, Mapping):
+        raise ValueError("a mapping of kinds to algorithms, such as {shard: hierarchical}")
+    for kind, algorithm in value.items():
+        if (expected := expected_algorithm(algorithm, tuple(registry("collectives")))) is not None:
+            raise ValueError(f"for {kind} {expected}")
+    return {str(kind): str(algorithm) for kind, algorithm in value.items()}
+
+
+PLACEMENT = _default_word(
+    AS_RECORDED,
+    word_or_list(
+        (AS_RECORDED,),
+        {"type": "string"},
+        lambda kinds: (
+            0 < len(kinds) == len(set(map(str, kinds))) and all(isinstance(one, str) for one in kinds)
+        ),
+        "kinds of communication, outermost first, such as [replicate, shard]",
+        minItems=1,
+    ),
+)
+MAPPING = _default_word(CONSECUTIVE, mapping_format(RECORDED_MAPPINGS))
+KIND_ALGORITHMS = ValueFormat(
+    _parse_algorithms,
+    lambda: {"type": "object", "additionalProperties": algorithm_schema(tuple(registry("collectives")))},
+)

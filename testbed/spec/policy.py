@@ -29,39 +29,47 @@ _NAME = registered_name("policies")
 class QueueSpec(StrictModel):
     """A traffic class, by DSCP, and its guarantee."""
 
-    name: Name = Field(description="Name of the class.")
-    dscp: Dscps = Field(description="One DSCP, or a list.")
-    share: Fraction = Field(
-        default=0.0,
-        description="Share of every WAN link's rate that is guaranteed, whatever the classes before it send.",
-    )
+    name: Name
+    """Name of the class."""
+    dscp: Dscps
+    """One DSCP, or a list."""
+    share: Fraction = 0.0
+    """Share of every WAN link's rate that is guaranteed, whatever the classes before it send."""
 
 
 class LimitSpec(StrictModel):
     """A traffic class, by DSCP, and its rate limit."""
 
-    name: Name = Field(description="Name of the class.")
-    dscp: Dscps = Field(description="One DSCP, or a list.")
-    limit: Share = Field(description="Highest share of every WAN link's rate.")
+    name: Name
+    """Name of the class."""
+    dscp: Dscps
+    """One DSCP, or a list."""
+    limit: Share
+    """Highest share of every WAN link's rate."""
 
 
 class JobShareSpec(StrictModel):
     """A job: hosts that share a guarantee."""
 
-    name: Name = Field(description="Name of the job.")
-    hosts: tuple[str, ...] = Field(description="Hosts of the job, such as [east1, west1].")
-    share: Share = Field(description="Share of every WAN link's rate that is guaranteed.")
+    name: Name
+    """Name of the job."""
+    hosts: tuple[str, ...]
+    """Hosts of the job, such as [east1, west1]."""
+    share: Share
+    """Share of every WAN link's rate that is guaranteed."""
 
 
 class PathSpec(StrictModel):
     """A pinned path, used in both directions."""
 
-    source: str = Field(alias="from", description="A building or host at one end.")
-    to: str = Field(description="A building or host at the other end.")
-    links: tuple[str, ...] = Field(description="The WAN links on the path, in order, such as [east-west-0].")
-    channel: Annotated[int | None, integer(0)] = Field(
-        default=None, description="Only this connection of each pair of ranks, from 0."
-    )
+    source: str = Field(alias="from")
+    """A building or host at one end."""
+    to: str
+    """A building or host at the other end."""
+    links: tuple[str, ...]
+    """The WAN links on the path, in order, such as [east-west-0]."""
+    channel: Annotated[int | None, integer(0)] = None
+    """Only this connection of each pair of ranks, from 0."""
 
 
 KEYS = ("over", "detours", "classes", "jobs", "limits", "paths")
@@ -87,35 +95,26 @@ DEFAULT_POLICY = "ecmp"  # for scenarios, commands and the Python API: what most
 class PolicySpec(StrictModel):
     """How the network treats traffic: paths, queues, and the reaction to failed links."""
 
-    name: Annotated[str, _NAME] = Field(description="A policy, or your own as FILE.py:NAME.")
-    over: Annotated[str | None, _OVER] = Field(
-        default=None,
-        description="The policy that chooses paths, for policies that do not choose them themselves (default: ecmp; "
-        "for failover: shortest).",
-    )
-    replan: FlagOrNone = Field(
-        default=None,
-        description="Recompute paths when a link fails; default: the policy's own.",
-    )
-    detours: CountOrZero | None = Field(
-        default=None,
-        description="te: how many more links than the shortest path a path may have; default: 0.",
-    )
-    classes: tuple[QueueSpec, ...] | None = Field(
-        default=None, description="priority: traffic classes, highest priority first."
-    )
-    jobs: tuple[JobShareSpec, ...] | None = Field(
-        default=None, description="isolate: jobs and their guaranteed shares."
-    )
-    limits: tuple[LimitSpec, ...] | None = Field(
-        default=None, description="limit: traffic classes and their limits."
-    )
-    paths: tuple[PathSpec, ...] | None = Field(
-        default=None, description="pinned: paths; the first match wins."
-    )
-    options: Annotated[Mapping[str, Any] | None, OPTIONS] = Field(
-        default=None, description="Options of your own policy."
-    )
+    name: Annotated[str, _NAME]
+    """A policy, or your own as FILE.py:NAME."""
+    over: Annotated[str | None, _OVER] = None
+    """The policy that chooses paths, for policies that do not choose them themselves (default: ecmp; for failover:
+    shortest).
+    """
+    replan: FlagOrNone = None
+    """Recompute paths when a link fails; default: the policy's own."""
+    detours: CountOrZero | None = None
+    """te: how many more links than the shortest path a path may have; default: 0."""
+    classes: tuple[QueueSpec, ...] | None = None
+    """priority: traffic classes, highest priority first."""
+    jobs: tuple[JobShareSpec, ...] | None = None
+    """isolate: jobs and their guaranteed shares."""
+    limits: tuple[LimitSpec, ...] | None = None
+    """limit: traffic classes and their limits."""
+    paths: tuple[PathSpec, ...] | None = None
+    """pinned: paths; the first match wins."""
+    options: Annotated[Mapping[str, Any] | None, OPTIONS] = None
+    """Options of your own policy."""
 
     def checks(self) -> Iterator[Finding]:
         """Check that the policy takes the given options, and that guarantees add up to at most 100 %."""
@@ -180,7 +179,6 @@ POLICY = ValueFormat(
     _write_policy,
 )
 Policy = Annotated[PolicySpec, POLICY]
-PolicyOrNone = Annotated[PolicySpec | None, POLICY]
 
 
 def parse_policy(text: str) -> PolicySpec:

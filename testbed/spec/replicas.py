@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated
 
-from pydantic import Field
-
 from testbed.spec.base_model import Finding, StrictModel, ValueFormat
 from testbed.spec.units import format_duration
 from testbed.spec.value_types import MAX_DSCP, Count, CountOrZero, Duration, Size, choice, integer
@@ -19,52 +17,38 @@ MISSED_HEARTBEATS = 3
 class FaultsSpec(StrictModel):
     """Replicas that fail and rejoin. A replica is all ranks of one data_parallel_replicate coordinate."""
 
-    mode: Annotated[str, choice("a mode", (FTAR, RESTART))] = Field(
-        default=FTAR,
-        description="ftar: the other replicas continue, with fault-tolerant all-reduces over the live ones. restart: "
-        "all ranks stop and restart from the last checkpoint.",
-    )
-    catch_up: Annotated[str, choice("a mode", ("blocking", "non_blocking"))] = Field(
-        default="non_blocking",
-        description="ftar: whether members wait at a step boundary until a rejoining replica has the state (blocking), "
-        "or continue meanwhile.",
-    )
-    checkpoint_from: Annotated[str | None, choice("a location", (PEER, STORAGE))] = Field(
-        default=None,
-        description="Where a rejoining replica gets its state. peer: 16 bytes per parameter over the network, from a "
-        "live replica. storage: outside this network, taking no time. Default: peer with ftar; storage with restart, "
-        "whose `restart` includes the time.",
-    )
-    detect_s: Duration = Field(
-        default=1.0, alias="detect", description="Silence after which a rank is considered lost."
-    )
-    heartbeat_s: Duration = Field(
-        default=0.1, alias="heartbeat", description="Interval of a rank's heartbeats."
-    )
-    restart_s: Duration = Field(
-        default=600.0,
-        alias="restart",
-        description="Time from a failure until all ranks restart; with ftar this applies if no replica is left.",
-    )
-    checkpoint_every: Count = Field(
-        default=100,
-        description="Steps between checkpoints; the first is taken before the first step.",
-    )
-    checkpoint_to: Annotated[str, choice("a location", (PEER, STORAGE))] = Field(
-        default=STORAGE,
-        description="Where checkpoints are written. storage: outside this network, taking no time. peer: 16 bytes per "
-        "parameter from each rank to its counterpart in the next replica, for example in another building, in the "
-        "background while steps continue.",
-    )
-    chunk_bytes: Size = Field(
-        default=8_000_000, alias="chunk", description="Maximum size of an ftar message."
-    )
-    in_flight: Count = Field(
-        default=4, description="Maximum number of unacknowledged ftar messages to a neighbour."
-    )
-    catch_up_dscp: Annotated[int, integer(0, MAX_DSCP)] = Field(
-        default=8, description="DSCP of the state sent to a rejoining replica, and of checkpoints."
-    )
+    mode: Annotated[str, choice("a mode", (FTAR, RESTART))] = FTAR
+    """ftar: the other replicas continue, with fault-tolerant all-reduces over the live ones. restart: all ranks stop
+    and restart from the last checkpoint.
+    """
+    catch_up: Annotated[str, choice("a mode", ("blocking", "non_blocking"))] = "non_blocking"
+    """ftar: whether members wait at a step boundary until a rejoining replica has the state (blocking), or continue
+    meanwhile.
+    """
+    checkpoint_from: Annotated[str | None, choice("a location", (PEER, STORAGE))] = None
+    """Where a rejoining replica gets its state. peer: 16 bytes per parameter over the network, from a live replica.
+    storage: outside this network, taking no time. Default: peer with ftar; storage with restart, whose `restart`
+    includes the time.
+    """
+    detect_s: Duration = 1.0
+    """Silence after which a rank is considered lost."""
+    heartbeat_s: Duration = 0.1
+    """Interval of a rank's heartbeats."""
+    restart_s: Duration = 600.0
+    """Time from a failure until all ranks restart; with ftar this applies if no replica is left."""
+    checkpoint_every: Count = 100
+    """Steps between checkpoints; the first is taken before the first step."""
+    checkpoint_to: Annotated[str, choice("a location", (PEER, STORAGE))] = STORAGE
+    """Where checkpoints are written. storage: outside this network, taking no time. peer: 16 bytes per parameter from
+    each rank to its counterpart in the next replica, for example in another building, in the background while steps
+    continue.
+    """
+    chunk_bytes: Size = 8_000_000
+    """Maximum size of an ftar message."""
+    in_flight: Count = 4
+    """Maximum number of unacknowledged ftar messages to a neighbour."""
+    catch_up_dscp: Annotated[int, integer(0, MAX_DSCP)] = 8
+    """DSCP of the state sent to a rejoining replica, and of checkpoints."""
 
     def checks(self) -> Iterator[Finding]:
         """Check that heartbeats are frequent enough, and that a peer can have the state."""
@@ -101,22 +85,18 @@ class LocalSgdSpec(StrictModel):
     rank. The outer optimizer takes no time, and is the same on all ranks.
     """
 
-    every: Count = Field(description="Training steps between two exchanges of the same parameter.")
-    parts: Count = Field(
-        default=1,
-        description="Number of equal parts of the parameters, exchanged in turn at even intervals: a divisor of "
-        "`every`.",
-    )
-    overlap: CountOrZero = Field(
-        default=0,
-        description="Training steps that overlap with the exchange of a part, at most `every` / `parts`; 0: the next "
-        "step waits for it.",
-    )
-    bits: Annotated[int, _BITS] = Field(
-        default=32,
-        description="Bits per exchanged number. 32 and 16 are all-reduced. 8 and 4 cannot be summed in transit: each "
-        "replica gathers those of all others.",
-    )
+    every: Count
+    """Training steps between two exchanges of the same parameter."""
+    parts: Count = 1
+    """Number of equal parts of the parameters, exchanged in turn at even intervals: a divisor of `every`."""
+    overlap: CountOrZero = 0
+    """Training steps that overlap with the exchange of a part, at most `every` / `parts`; 0: the next step waits for
+    it.
+    """
+    bits: Annotated[int, _BITS] = 32
+    """Bits per exchanged number. 32 and 16 are all-reduced. 8 and 4 cannot be summed in transit: each replica gathers
+    those of all others.
+    """
 
     def checks(self) -> Iterator[Finding]:
         """Check that parts are exchanged at even intervals, each before its next turn."""

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
-from pydantic import Field, GetJsonSchemaHandler
-from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema
+from pydantic import ConfigDict
 
 from testbed.errors import did_you_mean
 from testbed.plugins import disambiguate_names
-from testbed.spec.base_model import Finding, StrictModel, ValueFormat, validate
+from testbed.spec.base_model import Finding, StrictModel, ValueFormat, located, validate
 from testbed.spec.buildings import Host
 from testbed.spec.cluster_sharing import AllocationSpec, BackgroundTrafficSpec
 from testbed.spec.control_plane import ControlSpec
@@ -71,104 +68,82 @@ _VARIANTS = ValueFormat(
 class ScaleSpec(StrictModel):
     """The scale model: how figures of the real network map to those of the emulated one."""
 
-    size_scale: Factor = Field(
-        default="auto",
-        description="Divides rates and message sizes; times are unchanged. A number, or auto: the smallest value at "
-        "which this host can carry the traffic.",
-    )
-    time_dilation: Factor = Field(
-        default=1.0,
-        description="Divides rates and multiplies every duration; measured times are divided by it. A number, or auto: "
-        "the smallest value at which this host can carry the traffic with the given `size_scale`. auto is 1 if "
-        "`size_scale` is auto too, or if the clock is virtual.",
-    )
+    size_scale: Factor = "auto"
+    """Divides rates and message sizes; times are unchanged. A number, or auto: the smallest value at which this host
+    can carry the traffic.
+    """
+    time_dilation: Factor = 1.0
+    """Divides rates and multiplies every duration; measured times are divided by it. A number, or auto: the smallest
+    value at which this host can carry the traffic with the given `size_scale`. auto is 1 if `size_scale` is auto too,
+    or if the clock is virtual.
+    """
+
+
+def _allow_file(schema: dict[str, Any]) -> None:
+    """Allow the path of a topology file in place of an inline topology, in the JSON schema of a scenario."""
+    inline = schema["properties"]["topology"]
+    schema["properties"]["topology"] = {
+        "anyOf": [{"type": "string", "examples": ["two-buildings.yaml"]}, inline]
+    }
 
 
 class Scenario(StrictModel):
     """A scenario as written in a file."""
 
+    model_config = ConfigDict(json_schema_extra=_allow_file)
     derived_fields = frozenset({"ranks"})
     renamed: ClassVar[Mapping[str, str]] = {"neighbours": "`background_traffic`, which takes the same"}
 
-    name: Name = Field(description="Name of the scenario.")
-    topology: TopologySpec = Field(
-        description="A topology file, relative to this file, or an inline topology."
-    )
-    ranks: Count = Field(
-        default=0,
-        description="Number of ranks, on consecutive hosts; default: one per host.",
-    )
-    hosts: tuple[str, ...] | None = Field(
-        default=None,
-        description="Hosts of the ranks, in rank order, such as [east1, west1]; default: all hosts of the topology, in "
-        "its order, except those of `background_traffic`.",
-    )
-    allocation: AllocationSpec | None = Field(
-        default=None, description="How a scheduler places the ranks on hosts, in place of `hosts`."
-    )
-    workload: WorkloadSpec = Field(description="What every rank computes and communicates in a step.")
-    algorithms: tuple[Annotated[str, algorithm("all_reduce")], ...] = Field(
-        default=("ring",),
-        description="All-reduce algorithms, by name or as FILE.py:NAME. Each one is run as a variant.",
-    )
-    policy: Policy = Field(
-        # not validated: policies live in a higher layer and are looked up when a scenario is read
-        default=PolicySpec.model_construct(name=DEFAULT_POLICY),
-        description="How the network routes and queues the traffic: the name of a policy, or a mapping with its "
-        "options.",
-    )
-    control: ControlSpec = Field(
-        default=ControlSpec(),
-        description="Delays of the control plane: how long switches and controller take to detect, decide and act.",
-    )
-    preset: Annotated[str | None, choice("a preset", PRESETS)] = Field(
-        default=None,
-        description="A collectives library from data/presets.yaml. Its protocol, connections, costs and algorithms are "
-        "the defaults for every key that this file does not set. In a variant, or with `--set`, they override this "
-        "file except for keys set in the same place.",
-    )
-    transport: TransportSpec = Field(default=TransportSpec(), description="How ranks exchange messages.")
-    background_traffic: tuple[BackgroundTrafficSpec, ...] = Field(
-        default=(), description="Other jobs, which send traffic over the same network while steps run."
-    )
-    events: tuple[EventSpec, ...] = Field(
-        default=(),
-        description="Faults and changes to inject while steps run. With events, the trials of each variant run back to "
-        "back.",
-    )
-    failures: tuple[FailureSpec, ...] = Field(
-        default=(),
-        description="Random processes that make components fail repeatedly, in addition to `events`.",
-    )
-    telemetry: TelemetrySpec = Field(
-        default=TelemetrySpec(), description="What to record in addition to the ranks' own times."
-    )
-    variants: Annotated[Mapping[str, Mapping[str, Any]] | None, _VARIANTS] = Field(
-        default=None,
-        description="The variants to compare, by name. Each maps `--set` paths to the values that differ from this "
-        "scenario, such as {policy: te} or {topology.wan.0.queue: 1 MiB}. Trials are interleaved; each has its own "
-        "network and its own seed.",
-    )
-    explore: ExploreSpec | None = Field(
-        default=None, description="Search space for `testbed explore`; ignored by `testbed run`."
-    )
-    trials: Count = Field(default=5, description="Measured steps per variant.")
-    warmup: CountOrZero = Field(default=1, description="Steps per variant before measurement starts.")
-    seed: CountOrZero = Field(default=1, description="Seed of all random numbers.")
-    scale: ScaleSpec = Field(
-        default=ScaleSpec(), description="How real figures are scaled to what this host can emulate."
-    )
-
-    @classmethod
-    def __get_pydantic_json_schema__(
-        cls, schema: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> JsonSchemaValue:
-        """Allow the path of a topology file in place of an inline topology."""
-        found = super().__get_pydantic_json_schema__(schema, handler)
-        topology = handler.resolve_ref_schema(found)["properties"]["topology"]
-        inline = {key: topology.pop(key) for key in list(topology) if key != "description"}
-        topology["anyOf"] = [{"type": "string", "examples": ["two-buildings.yaml"]}, inline]
-        return found
+    name: Name
+    """Name of the scenario."""
+    topology: TopologySpec
+    """A topology file, relative to this file, or an inline topology."""
+    ranks: Count = 0
+    """Number of ranks, on consecutive hosts; default: one per host."""
+    hosts: tuple[str, ...] | None = None
+    """Hosts of the ranks, in rank order, such as [east1, west1]; default: all hosts of the topology, in its order,
+    except those of `background_traffic`.
+    """
+    allocation: AllocationSpec | None = None
+    """How a scheduler places the ranks on hosts, in place of `hosts`."""
+    workload: WorkloadSpec
+    """What every rank computes and communicates in a step."""
+    algorithms: tuple[Annotated[str, algorithm("all_reduce")], ...] = ("ring",)
+    """All-reduce algorithms, by name or as FILE.py:NAME. Each one is run as a variant."""
+    # not validated: policies live in a higher layer and are looked up when a scenario is read
+    policy: Policy = PolicySpec.model_construct(name=DEFAULT_POLICY)
+    """How the network routes and queues the traffic: the name of a policy, or a mapping with its options."""
+    control: ControlSpec = ControlSpec()
+    """Delays of the control plane: how long switches and controller take to detect, decide and act."""
+    preset: Annotated[str | None, choice("a preset", PRESETS)] = None
+    """A collectives library from data/presets.yaml. Its protocol, connections, costs and algorithms are the defaults
+    for every key that this file does not set. In a variant, or with `--set`, they override this file except for keys
+    set in the same place.
+    """
+    transport: TransportSpec = TransportSpec()
+    """How ranks exchange messages."""
+    background_traffic: tuple[BackgroundTrafficSpec, ...] = ()
+    """Other jobs, which send traffic over the same network while steps run."""
+    events: tuple[EventSpec, ...] = ()
+    """Faults and changes to inject while steps run. With events, the trials of each variant run back to back."""
+    failures: tuple[FailureSpec, ...] = ()
+    """Random processes that make components fail repeatedly, in addition to `events`."""
+    telemetry: TelemetrySpec = TelemetrySpec()
+    """What to record in addition to the ranks' own times."""
+    variants: Annotated[Mapping[str, Mapping[str, Any]] | None, _VARIANTS] = None
+    """The variants to compare, by name. Each maps `--set` paths to the values that differ from this scenario, such as
+    {policy: te} or {topology.wan.0.queue: 1 MiB}. Trials are interleaved; each has its own network and its own seed.
+    """
+    explore: ExploreSpec | None = None
+    """Search space for `testbed explore`; ignored by `testbed run`."""
+    trials: Count = 5
+    """Measured steps per variant."""
+    warmup: CountOrZero = 1
+    """Steps per variant before measurement starts."""
+    seed: CountOrZero = 1
+    """Seed of all random numbers."""
+    scale: ScaleSpec = ScaleSpec()
+    """How real figures are scaled to what this host can emulate."""
 
     @classmethod
     def with_defaults(cls, data: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -210,23 +185,20 @@ class Scenario(StrictModel):
         used = [host.name for host in self.rank_hosts(topology)]
         yield from self._event_findings(topology, used)
         for position, other in enumerate(self.background_traffic):
-            for finding in other.target_findings(topology, used):
-                yield replace(finding, location=("background_traffic", position, *finding.location))
+            yield from located(other.target_findings(topology, used), "background_traffic", position)
             used += other.hosts
 
     def _event_findings(self, topology: Topology, used: Sequence[str]) -> Iterator[Finding]:
         """Check targets and steps of events and failures. `used`: hosts of the ranks, in rank order."""
         for position, event in enumerate(self.events):
-            for finding in event.target_findings(topology, used):
-                yield replace(finding, location=("events", position, *finding.location))
+            yield from located(event.target_findings(topology, used), "events", position)
             # with variants, every trial has its own network and gets all events
             steps = self.steps_per_network
             if event.step is not None and event.step >= steps:
                 expected = f"one of {steps} measured steps, from 0 on"
                 yield Finding(("events", position, "step"), str(event.step), expected)
         for position, failure in enumerate(self.failures):
-            for finding in failure.target_findings(topology, used):
-                yield replace(finding, location=("failures", position, *finding.location))
+            yield from located(failure.target_findings(topology, used), "failures", position)
 
     @property
     def steps_per_network(self) -> int:
@@ -312,8 +284,7 @@ class Scenario(StrictModel):
         assert self.explore is not None
         if self.variants is not None:
             yield Finding(("explore",), "a search and variants", "only one of the two")
-        for finding in self.explore.findings_of(self.workload):
-            yield replace(finding, location=("explore", *finding.location))
+        yield from located(self.explore.findings_of(self.workload), "explore")
         for path in self.explore.space:
             if path.split(".")[0] in FIXED_IN_VARIANTS:
                 yield Finding(("explore", "space", path), "it", "paths of what configurations may differ in")

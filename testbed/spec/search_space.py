@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
-from pydantic import Field
-
 from testbed.spec.base_model import Finding, StrictModel, ValueFormat
 from testbed.spec.catalogue import baselines
-from testbed.spec.recorded_job import RECORDED_JOB_KEYS
+from testbed.spec.parallelism import RECORDED_JOB_KEYS
 from testbed.spec.value_types import Count, Flag, SizeOrNone, choice
 from testbed.spec.workload import WorkloadSpec
 from testbed.spec.yaml_loader import show
@@ -46,40 +45,28 @@ _SPACE = ValueFormat(
 class ExploreSpec(StrictModel):
     """A search over configurations of this scenario."""
 
-    space: Annotated[Mapping[str, tuple[Any, ...]], _SPACE] = Field(
-        default={},
-        description="Values to search: `--set` paths, each with a list of values. All combinations are considered; "
-        "infeasible ones are left out and counted. Default: all choices there are, with common values "
-        "(docs/how-to/explore.md).",
-    )
-    whole: Flag = Field(
-        default=False, description="Also search what `space` does not name, over common values."
-    )
-    memory_bytes: SizeOrNone = Field(
-        default=None,
-        alias="memory",
-        description="Memory of an accelerator, in which weights, gradients, optimizer state and activations must fit. "
-        "Default: the accelerator's; without an accelerator memory is not checked.",
-    )
-    tries: Count = Field(
-        default=500,
-        description="Number of configurations to evaluate with the step model. If there are more, a closed form "
-        "selects the best.",
-    )
-    confirm: Count = Field(
-        default=3, description="Number of best configurations to run on the emulated network."
-    )
-    candidates: Count = Field(
-        default=8,
-        description="Number of best predictions from which those are chosen on the emulated network, by successive "
-        "halving: all run one trial, the faster half three, and so on. Predictions more than 20 % slower than the best "
-        "are left out.",
-    )
-    baselines: tuple[Annotated[str, choice("a baseline", BASELINES)], ...] = Field(
-        default=DEFAULT_BASELINES,
-        description="Baselines to compare the best with, from data/baselines.yaml; with `trace` or `chakra`: the job "
-        "as given. Planners for mixed accelerators (amp, metis, hetccl) must be listed explicitly.",
-    )
+    space: Annotated[Mapping[str, tuple[Any, ...]], _SPACE] = {}
+    """Values to search: `--set` paths, each with a list of values. All combinations are considered; infeasible ones are
+    left out and counted. Default: all choices there are, with common values (docs/how-to/explore.md).
+    """
+    whole: Flag = False
+    """Also search what `space` does not name, over common values."""
+    memory_bytes: SizeOrNone = None
+    """Memory of an accelerator, in which weights, gradients, optimizer state and activations must fit. Default: the
+    accelerator's; without an accelerator memory is not checked.
+    """
+    tries: Count = 500
+    """Number of configurations to evaluate with the step model. If there are more, a closed form selects the best."""
+    confirm: Count = 3
+    """Number of best configurations to run on the emulated network."""
+    candidates: Count = 8
+    """Number of best predictions from which those are chosen on the emulated network, by successive halving: all run
+    one trial, the faster half three, and so on. Predictions more than 20 % slower than the best are left out.
+    """
+    baselines: tuple[Annotated[str, choice("a baseline", BASELINES)], ...] = DEFAULT_BASELINES
+    """Baselines to compare the best with, from data/baselines.yaml; with `trace` or `chakra`: the job as given.
+    Planners for mixed accelerators (amp, metis, hetccl) must be listed explicitly.
+    """
 
     def checks(self) -> Iterator[Finding]:
         """Check that each baseline is listed once."""
@@ -113,7 +100,4 @@ class ExploreSpec(StrictModel):
     @property
     def size(self) -> int:
         """Number of combinations."""
-        count = 1
-        for values in self.space.values():
-            count *= len(values)
-        return count
+        return math.prod(map(len, self.space.values()))

@@ -41,12 +41,10 @@ TURNS, RANDOM, TWO_CHOICES, LEAST_OUTSTANDING = DISPATCHES = (
 class BatchingSpec(StrictModel):
     """Requests batched for the cards. A batch closes when it is full, or some time after its first request arrived."""
 
-    size: Count = Field(default=1, description="Maximum number of requests in a batch.")
-    wait_s: Duration = Field(
-        default=0.0,
-        alias="wait",
-        description="Maximum time that the first request of a batch waits for others.",
-    )
+    size: Count = 1
+    """Maximum number of requests in a batch."""
+    wait_s: Duration = 0.0
+    """Maximum time that the first request of a batch waits for others."""
 
     def checks(self) -> Iterator[Finding]:
         """Check that batches have time to fill."""
@@ -57,20 +55,24 @@ class BatchingSpec(StrictModel):
 class RecommendationSpec(StrictModel):
     """A recommendation model: embedding tables in which requests look up rows, and dense layers."""
 
-    tables: CountOrZero = Field(default=96, description="Embedding tables.")
-    rows: Count = Field(default=500_000, description="Rows of each table.")
-    dim: Count = Field(default=128, description="Elements per row.")
-    pooling: Count = Field(default=4, description="Rows of each table that a sample looks up and sums.")
-    pooling_most: CountOrNone = Field(
-        default=None,
-        description="Capacity of the index tensor, in rows per table; default: four times `pooling`.",
-    )
-    samples: Count = Field(default=16, description="Samples per request: the candidates to rank.")
-    features: CountOrZero = Field(default=256, description="Dense features per sample, 4 bytes each.")
-    dense_flops: Annotated[float, number(0, 1e15, 2e8)] = Field(
-        default=2e8, description="Operations of the dense part per sample, flop."
-    )
-    dense_parameters: CountOrZero = Field(default=5_000_000, description="Weights of the dense part.")
+    tables: CountOrZero = 96
+    """Embedding tables."""
+    rows: Count = 500_000
+    """Rows of each table."""
+    dim: Count = 128
+    """Elements per row."""
+    pooling: Count = 4
+    """Rows of each table that a sample looks up and sums."""
+    pooling_most: CountOrNone = None
+    """Capacity of the index tensor, in rows per table; default: four times `pooling`."""
+    samples: Count = 16
+    """Samples per request: the candidates to rank."""
+    features: CountOrZero = 256
+    """Dense features per sample, 4 bytes each."""
+    dense_flops: Annotated[float, number(0, 1e15, 2e8)] = 2e8
+    """Operations of the dense part per sample, flop."""
+    dense_parameters: CountOrZero = 5_000_000
+    """Weights of the dense part."""
 
     def checks(self) -> Iterator[Finding]:
         """Check that the index tensor has room for the look-ups."""
@@ -86,21 +88,20 @@ class RecommendationSpec(StrictModel):
 class GenerationSpec(StrictModel):
     """A transformer that reads a prompt (prefill) and generates tokens one at a time (decode)."""
 
-    model: Annotated[str, choice("a model", tuple(models()))] = Field(
-        default="llama3-8b", description="A published model."
-    )
-    prompt_tokens: Count = Field(default=512, description="Tokens in each prompt.")
-    output_tokens: Count = Field(default=16, description="Tokens in each answer, including the first.")
-    decode: tuple[str, ...] | None = Field(
-        default=None,
-        description="Hosts of the nodes that decode, such as [west1], if separate from those that prefill: the KV "
-        "cache then crosses the network.",
-    )
-    experts: tuple[str, ...] | None = Field(
-        default=None,
-        description="Hosts of the nodes that hold the experts, if separate from those that hold the rest: activations "
-        "then cross the network twice per layer.",
-    )
+    model: Annotated[str, choice("a model", tuple(models()))] = "llama3-8b"
+    """A published model."""
+    prompt_tokens: Count = 512
+    """Tokens in each prompt."""
+    output_tokens: Count = 16
+    """Tokens in each answer, including the first."""
+    decode: tuple[str, ...] | None = None
+    """Hosts of the nodes that decode, such as [west1], if separate from those that prefill: the KV cache then crosses
+    the network.
+    """
+    experts: tuple[str, ...] | None = None
+    """Hosts of the nodes that hold the experts, if separate from those that hold the rest: activations then cross the
+    network twice per layer.
+    """
 
     def checks(self) -> Iterator[Finding]:
         """Check that only one part is disaggregated, and that the model has it."""
@@ -116,104 +117,75 @@ class RetrySpec(StrictModel):
     A card or node that owes an answer for that long is avoided until it answers.
     """
 
-    after_s: Timeout = Field(alias="after", description="How long to wait for an answer before retrying.")
-    most: Count = Field(
-        default=2, description="Maximum number of retries of a batch; after that its requests are lost."
-    )
+    after_s: Timeout
+    """How long to wait for an answer before retrying."""
+    most: Count = 2
+    """Maximum number of retries of a batch; after that its requests are lost."""
 
 
 class InferenceSpec(StrictModel):
     """Open-loop requests, which arrive whether or not others are answered, and the nodes that serve them."""
 
-    arrivals: Annotated[str, choice("arrivals", ARRIVALS)] = Field(
-        default=POISSON,
-        description="poisson: independent arrivals. bursts: `burst` requests at once, bursts being independent. even: "
-        "equal intervals. trace: times from the file `trace`.",
-    )
-    rate_per_s: Annotated[float, number(1e-3, 1e9, 1000)] = Field(
-        default=1000.0, alias="rate", description="Requests per second, on average."
-    )
-    requests: Count = Field(default=2000, description="Number of requests in a step.")
-    not_counted: CountOrZero = Field(
-        default=0,
-        description="Number of first requests to exclude from results, since they find empty queues.",
-    )
-    burst: Count = Field(default=8, description="Requests per burst.")
-    trace: str | None = Field(
-        default=None, description="A file with one arrival time in seconds per line, in order."
-    )
-    entry: str | None = Field(
-        default=None,
-        description="Host where requests arrive and answers leave; default: the host of the node that serves the "
-        "request.",
-    )
-    serve: tuple[str, ...] | None = Field(
-        default=None, description="Hosts of the nodes that serve, such as [east1]; default: all nodes."
-    )
-    recommendation: RecommendationSpec | None = Field(
-        default=None, description="A recommendation model to serve; either this or `generation`."
-    )
-    generation: GenerationSpec | None = Field(
-        default=None, description="A language model to serve; either this or `recommendation`."
-    )
-    partition: Annotated[str, choice("a partition", PARTITIONS)] = Field(
-        default=REPLICATE,
-        description="replicate: each card holds the whole model, batches take turns. sparse_sharded: tables are spread "
-        "over a node's cards, which take turns with the dense part of a batch. pipeline: each card holds a part of the "
-        "tables and layers, and batches pass through all.",
-    )
-    gather: Annotated[str, choice("a mode", GATHERS)] = Field(
-        default=PEER_TO_PEER,
-        description="How cards send to other cards: peer_to_peer (directly), or by the host, over its link twice.",
-    )
-    partial_tensors: Flag = Field(
-        default=True,
-        description="Send only the used part of an index tensor, with its lengths, rather than its whole capacity.",
-    )
-    precision: Annotated[str, choice("a precision", tuple(PRECISIONS))] = Field(
-        default="bf16", description="Data type of weights, rows and activations."
-    )
-    batching: BatchingSpec = Field(default=BatchingSpec(), description="How requests are batched.")
-    accelerator: Annotated[str, ACCELERATOR] = Field(
-        default=CARD, description="Type of card: gives peak, memory, bandwidth and power."
-    )
-    card_memory_bytes: SizeOrNone = Field(
-        default=None, alias="card_memory", description="Memory of a card; default: the accelerator's."
-    )
-    peak_flops: FlopRateOrNone = Field(
-        default=None, description="Peak compute speed of a card; default: the accelerator's."
-    )
-    flops_utilisation: ShareOrNone = Field(
-        default=None, description="Share of peak compute that serving reaches; default: the accelerator's."
-    )
-    memory_utilisation: Share = Field(
-        default=0.5,
-        description="Share of memory bandwidth that look-ups and weights reach. The default is our estimate.",
-    )
-    launch_s: Duration = Field(
-        default=20e-6,
-        alias="launch",
-        description="Fixed time of a card per batch, in addition to compute and memory. The default is our estimate.",
-    )
-    dispatch: Annotated[str, choice("a dispatch policy", DISPATCHES)] = Field(
-        default=TURNS,
-        description="Which server gets a batch: a card that holds the whole model, or else a node. turns: round robin. "
-        "random: a random one. least_outstanding: the one that owes the fewest answers, as known where requests "
-        "arrive. two_choices: the better of two random ones. All but `turns` decide when the batch is sent.",
-    )
-    retry: RetrySpec | None = Field(
-        default=None,
-        description="Retries of unanswered batches; default: wait for the answer. With it, every `dispatch` decides "
-        "when a batch is sent.",
-    )
-    objective_s: Timeout = Field(
-        default=0.01,
-        alias="slo",
-        description="Service level objective: the time within which `slo_share` of requests are answered.",
-    )
-    objective_share: Share = Field(
-        default=0.99, alias="slo_share", description="Share of requests to answer within `slo`."
-    )
+    arrivals: Annotated[str, choice("arrivals", ARRIVALS)] = POISSON
+    """poisson: independent arrivals. bursts: `burst` requests at once, bursts being independent. even: equal intervals.
+    trace: times from the file `trace`.
+    """
+    rate_per_s: Annotated[float, number(1e-3, 1e9, 1000)] = Field(default=1000.0, alias="rate")
+    """Requests per second, on average."""
+    requests: Count = 2000
+    """Number of requests in a step."""
+    not_counted: CountOrZero = 0
+    """Number of first requests to exclude from results, since they find empty queues."""
+    burst: Count = 8
+    """Requests per burst."""
+    trace: str | None = None
+    """A file with one arrival time in seconds per line, in order."""
+    entry: str | None = None
+    """Host where requests arrive and answers leave; default: the host of the node that serves the request."""
+    serve: tuple[str, ...] | None = None
+    """Hosts of the nodes that serve, such as [east1]; default: all nodes."""
+    recommendation: RecommendationSpec | None = None
+    """A recommendation model to serve; either this or `generation`."""
+    generation: GenerationSpec | None = None
+    """A language model to serve; either this or `recommendation`."""
+    partition: Annotated[str, choice("a partition", PARTITIONS)] = REPLICATE
+    """replicate: each card holds the whole model, batches take turns. sparse_sharded: tables are spread over a node's
+    cards, which take turns with the dense part of a batch. pipeline: each card holds a part of the tables and layers,
+    and batches pass through all.
+    """
+    gather: Annotated[str, choice("a mode", GATHERS)] = PEER_TO_PEER
+    """How cards send to other cards: peer_to_peer (directly), or by the host, over its link twice."""
+    partial_tensors: Flag = True
+    """Send only the used part of an index tensor, with its lengths, rather than its whole capacity."""
+    precision: Annotated[str, choice("a precision", tuple(PRECISIONS))] = "bf16"
+    """Data type of weights, rows and activations."""
+    batching: BatchingSpec = BatchingSpec()
+    """How requests are batched."""
+    accelerator: Annotated[str, ACCELERATOR] = CARD
+    """Type of card: gives peak, memory, bandwidth and power."""
+    card_memory_bytes: SizeOrNone = None
+    """Memory of a card; default: the accelerator's."""
+    peak_flops: FlopRateOrNone = None
+    """Peak compute speed of a card; default: the accelerator's."""
+    flops_utilisation: ShareOrNone = None
+    """Share of peak compute that serving reaches; default: the accelerator's."""
+    memory_utilisation: Share = 0.5
+    """Share of memory bandwidth that look-ups and weights reach. The default is our estimate."""
+    launch_s: Duration = 20e-6
+    """Fixed time of a card per batch, in addition to compute and memory. The default is our estimate."""
+    dispatch: Annotated[str, choice("a dispatch policy", DISPATCHES)] = TURNS
+    """Which server gets a batch: a card that holds the whole model, or else a node. turns: round robin. random: a
+    random one. least_outstanding: the one that owes the fewest answers, as known where requests arrive. two_choices:
+    the better of two random ones. All but `turns` decide when the batch is sent.
+    """
+    retry: RetrySpec | None = None
+    """Retries of unanswered batches; default: wait for the answer. With it, every `dispatch` decides when a batch is
+    sent.
+    """
+    objective_s: Timeout = Field(default=0.01, alias="slo")
+    """Service level objective: the time within which `slo_share` of requests are answered."""
+    objective_share: Share = Field(default=0.99, alias="slo_share")
+    """Share of requests to answer within `slo`."""
 
     def checks(self) -> Iterator[Finding]:
         """Check that there is one model, that the partition fits it, and that some requests count."""

@@ -8,11 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
-
 from testbed.caches import IdentityCache
 from testbed.errors import did_you_mean
-from testbed.spec.base_model import Finding, StrictModel, look_up, validate
+from testbed.spec.base_model import Finding, StrictModel, located, look_up, validate
 from testbed.spec.buildings import Building, BuildingSpec, Host
 from testbed.spec.catalogue import locate_file
 from testbed.spec.errors import ConfigError
@@ -98,12 +96,14 @@ def mac_address(ip: str) -> str:
 class TopologySpec(StrictModel):
     """A topology as written in a file."""
 
-    name: Name = Field(description="Name of the topology.")
-    mtu: Annotated[int, integer(576, 9216)] = Field(default=9000, description="Largest IP packet in bytes.")
-    buildings: dict[BuildingName, BuildingSpec] = Field(
-        description="The buildings by name. Their order determines host addresses."
-    )
-    wan: tuple[WanSpec, ...] = Field(default=(), description="The links between buildings.")
+    name: Name
+    """Name of the topology."""
+    mtu: Annotated[int, integer(576, 9216)] = 9000
+    """Largest IP packet in bytes."""
+    buildings: dict[BuildingName, BuildingSpec]
+    """The buildings by name. Their order determines host addresses."""
+    wan: tuple[WanSpec, ...] = ()
+    """The links between buildings."""
 
     @classmethod
     def raw_checks(cls, data: Mapping[str, Any]) -> Iterator[Finding]:
@@ -166,8 +166,7 @@ class TopologySpec(StrictModel):
         ]
         places += [(("wan", number), link) for number, link in enumerate(self.wan)]
         for location, place in places:
-            for finding in place.pause_findings(self.mtu):
-                yield replace(finding, location=(*location, *finding.location))
+            yield from located(place.pause_findings(self.mtu), *location)
 
     @property
     def pauses(self) -> bool:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from pydantic import Field
-
 from testbed.errors import did_you_mean
 from testbed.spec.base_model import Finding, StrictModel, ValueFormat, inlined_schema
 from testbed.spec.catalogue import models
@@ -17,17 +15,22 @@ MODELS = tuple(models())
 class ModelSpec(StrictModel):
     """Dimensions of a decoder-only transformer, dense like Llama 3 or with experts like Mixtral."""
 
-    dim: Count = Field(description="Width of the residual stream.")
-    n_layers: Count = Field(description="Transformer blocks.")
-    n_heads: Count = Field(description="Query heads; must divide `dim`.")
-    n_kv_heads: Count = Field(description="Key and value heads; must divide `n_heads`.")
-    ffn_dim: Count = Field(description="Width of the feed-forward layer.")
-    vocab_size: Count = Field(description="Tokens in the vocabulary.")
-    experts: CountOrZero = Field(
-        default=0,
-        description="Experts in each feed-forward layer, each of width `ffn_dim`; 0 in dense models.",
-    )
-    experts_per_token: CountOrZero = Field(default=0, description="Experts that process each token.")
+    dim: Count
+    """Width of the residual stream."""
+    n_layers: Count
+    """Transformer blocks."""
+    n_heads: Count
+    """Query heads; must divide `dim`."""
+    n_kv_heads: Count
+    """Key and value heads; must divide `n_heads`."""
+    ffn_dim: Count
+    """Width of the feed-forward layer."""
+    vocab_size: Count
+    """Tokens in the vocabulary."""
+    experts: CountOrZero = 0
+    """Experts in each feed-forward layer, each of width `ffn_dim`; 0 in dense models."""
+    experts_per_token: CountOrZero = 0
+    """Experts that process each token."""
 
     def checks(self) -> Iterator[Finding]:
         """Check that heads divide evenly, and that tokens do not need more experts than there are."""
@@ -54,6 +57,6 @@ def _parse_model(value: object) -> str | ModelSpec:
 
 MODEL = ValueFormat(
     _parse_model,
-    {"anyOf": [{"enum": list(MODELS)}, inlined_schema(ModelSpec)]},
+    lambda: {"anyOf": [{"enum": list(MODELS)}, inlined_schema(ModelSpec)]},
     lambda value: value.to_data() if isinstance(value, ModelSpec) else value,
 )

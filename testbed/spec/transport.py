@@ -12,17 +12,78 @@ from testbed.spec import value_types
 from testbed.spec.base_model import Finding, StrictModel, ValueFormat
 from testbed.spec.buildings import Host
 from testbed.spec.keywords import BDP, PLANNED
-from testbed.spec.software_costs import SoftwareCostSpec
 from testbed.spec.topology import Topology
 from testbed.spec.value_types import (
     DscpsOrNone,
+    Duration,
+    DurationOrNone,
     Flag,
+    Fraction,
     Size,
     Timeout,
     choice,
     integer,
     pattern,
 )
+
+POOLED, LAZY = REGISTRATION_MODES = ("pooled", "lazy")
+
+
+class RegistrationSpec(StrictModel):
+    """Cost of registering arrays with the network card, for protocols that send from and receive into them directly."""
+
+    mode: Annotated[str, choice("a mode", REGISTRATION_MODES)] = POOLED
+    """pooled: all memory is registered before the job begins. lazy: each array when it is first used, while its
+    operation waits.
+    """
+    least_s: Duration = 0.1e-3
+    """Shortest time for most arrays; uniformly drawn with the scenario's seed, up to `most`."""
+    most_s: Duration = 1e-3
+    """Longest time for most arrays."""
+    rare_s: Duration = 0.1
+    """Time for a few slow arrays."""
+    rare_share: Fraction = 0.001
+    """Share of arrays that take `rare`."""
+
+    def checks(self) -> Iterator[Finding]:
+        """Check that the range is not empty."""
+        if self.least_s > self.most_s:
+            yield Finding(("least",), f"{self.least_s:g} s", f"at most `most`, {self.most_s:g} s")
+
+
+class SoftwareCostSpec(StrictModel):
+    """Cost of messages in the software of a real host, paid at both ends under the virtual clock only.
+
+    Under the virtual clock computing takes no time of its own; under the real clock the ranks' own software takes real
+    time. The defaults: half of the 9.6 us that NCCL's tuning model gives for one hop of a ring over a network with its
+    Simple protocol (NVIDIA/nccl, src/graph/tuning.cc, `hwLat`), and one copy at 450 GB/s (NVLink of an H100). All other
+    costs default to nothing; `preset` has figures for them.
+    """
+
+    per_message_s: Duration = 4.8e-6
+    """Time per message of any size, or per chunk with protocol staged. A rank's messages are processed one at a time.
+    """
+    per_gigabyte_s: Duration = 2.2e-3
+    """Time per 10^9 real bytes of a message."""
+    copy_per_gigabyte_s: Duration = 0.0
+    """Additional time per 10^9 real bytes if the protocol copies (staged)."""
+    per_note_s: DurationOrNone = None
+    """Time per control message of a protocol (buffer ready, slot free); default: `per_message`."""
+    handover_s: Duration = 0.0
+    """Time to hand a message over between device and host; other messages proceed meanwhile."""
+    launch_s: Duration = 0.0
+    """Time before every operation begins (a collective, or one end of a point-to-point message): its kernel launch."""
+    completion_s: Duration = 0.0
+    """Time from an operation's last message until its waiter is notified."""
+    synchronisation_s: Duration = 0.0
+    """Time before an operation for which the host must read counts from the device."""
+    registration: RegistrationSpec = RegistrationSpec()
+    """Registration of ranks' arrays, for protocols that write into them directly (rendezvous)."""
+    sm_cost: Fraction = 0.0
+    """Share of a rank's compute speed that is lost while one of its operations is in progress, if the protocol copies
+    (staged): its kernels occupy part of the accelerator. Applies under either clock.
+    """
+
 
 RECOVERIES = ("go_back_n", "selective_repeat", "nack", "erasure", "xor")
 CONTROLS = ("window", "credits", "aimd", "dcqcn", "swift", "none")
@@ -36,8 +97,10 @@ Window = Annotated[int | str, value_types.or_keyword(BDP, value_types.SIZE)]
 class ErasureSpec(StrictModel):
     """Packet groups of recoveries erasure and xor. A message ends its last group, whose parity is proportional."""
 
-    data: Annotated[int, integer(1, 255)] = Field(default=32, description="Data packets in a full group.")
-    parity: Annotated[int, integer(1, 255)] = Field(default=8, description="Parity packets in a full group.")
+    data: Annotated[int, integer(1, 255)] = 32
+    """Data packets in a full group."""
+    parity: Annotated[int, integer(1, 255)] = 8
+    """Parity packets in a full group."""
 
     def checks(self) -> Iterator[Finding]:
         """Check the size of a group: the code has 256 symbols, one per value of a byte."""
@@ -52,34 +115,25 @@ class ErasureSpec(StrictModel):
 class DatagramSpec(StrictModel):
     """Options of `kind: datagram`."""
 
-    recovery: Annotated[str, choice("a recovery", RECOVERIES)] = Field(
-        default="selective_repeat",
-        description="go_back_n: resend everything from a lost packet on. selective_repeat: resend what is lost, three "
-        "round trips after it was sent. nack: resend what is lost, as soon as something sent later arrives. erasure: "
-        "add parity to each group of packets, which repairs any `parity` losses. xor: parity repairs one loss in each "
-        "of `parity` classes. Losses beyond repair are resent.",
-    )
-    erasure: ErasureSpec = Field(
-        default=ErasureSpec(), description="Packet groups of recoveries erasure and xor."
-    )
-    control: Annotated[str, choice("a control", CONTROLS)] = Field(
-        default="window",
-        description="How much a sender may have in flight. window: a fixed number of bytes, see `window`. credits: "
-        "what the receiver grants, for all senders together at the rate of its card. aimd: TCP Reno's window. dcqcn: a "
-        "rate controlled by ECN marks. swift: a window controlled by delay. none: as much as the card takes.",
-    )
-    window: Window = Field(
-        default=BDP,
-        description="Window of control `window`. bdp: 1.25 times the product of rate and round trip of the idle path.",
-    )
-    spray: Annotated[str, choice("a spray", SPRAYS)] = Field(
-        default="none",
-        description="packet: packets take turns over `paths` source ports, preferring those with fewer losses and "
-        "marks.",
-    )
-    paths: Annotated[int, integer(2, 64)] = Field(
-        default=4, description="Number of source ports to spray over."
-    )
+    recovery: Annotated[str, choice("a recovery", RECOVERIES)] = "selective_repeat"
+    """go_back_n: resend everything from a lost packet on. selective_repeat: resend what is lost, three round trips
+    after it was sent. nack: resend what is lost, as soon as something sent later arrives. erasure: add parity to each
+    group of packets, which repairs any `parity` losses. xor: parity repairs one loss in each of `parity` classes.
+    Losses beyond repair are resent.
+    """
+    erasure: ErasureSpec = ErasureSpec()
+    """Packet groups of recoveries erasure and xor."""
+    control: Annotated[str, choice("a control", CONTROLS)] = "window"
+    """How much a sender may have in flight. window: a fixed number of bytes, see `window`. credits: what the receiver
+    grants, for all senders together at the rate of its card. aimd: TCP Reno's window. dcqcn: a rate controlled by ECN
+    marks. swift: a window controlled by delay. none: as much as the card takes.
+    """
+    window: Window = BDP
+    """Window of control `window`. bdp: 1.25 times the product of rate and round trip of the idle path."""
+    spray: Annotated[str, choice("a spray", SPRAYS)] = "none"
+    """packet: packets take turns over `paths` source ports, preferring those with fewer losses and marks."""
+    paths: Annotated[int, integer(2, 64)] = 4
+    """Number of source ports to spray over."""
 
     def checks(self) -> Iterator[Finding]:
         """Check that a receiver that needs packets in order is not sprayed."""
@@ -94,19 +148,14 @@ class DatagramSpec(StrictModel):
 class StagingSpec(StrictModel):
     """Slots of protocol staged."""
 
-    chunk_bytes: Size = Field(
-        default=256 * 1024,
-        alias="chunk",
-        description="Size of a slot, in real bytes; NCCLX copies 128 to 512 KiB at a time.",
-    )
-    slots: Annotated[int, integer(1, 4096)] = Field(
-        default=8, description="Slots per message; the receiver announces when one is free again."
-    )
-    announced: Flag = Field(
-        default=False,
-        description="Slots are free only once the receiver has posted the receive and announced it, as with NCCL's "
-        "network plugins; default: free from the start.",
-    )
+    chunk_bytes: Size = 256 * 1024
+    """Size of a slot, in real bytes; NCCLX copies 128 to 512 KiB at a time."""
+    slots: Annotated[int, integer(1, 4096)] = 8
+    """Slots per message; the receiver announces when one is free again."""
+    announced: Flag = False
+    """Slots are free only once the receiver has posted the receive and announced it, as with NCCL's network plugins;
+    default: free from the start.
+    """
 
 
 STRIPE_MODES = ("dqplb", "spray")
@@ -138,46 +187,35 @@ def distance(topology: Topology, one: Host, other: Host) -> str:
 class StripeSpec(StrictModel):
     """How messages to peers at one distance are cut into segments and spread over connections."""
 
-    connections: Annotated[int, integer(1, 255)] = Field(
-        default=4, description="Connections per pair of ranks."
-    )
-    segment_bytes: Size = Field(
-        default=512 * 1024,
-        alias="segment",
-        description="Maximum size of a segment: what a connection gets in its turn.",
-    )
-    outstanding: Annotated[int, integer(1, 65_536)] = Field(
-        default=128, description="Segments per connection that may await acknowledgement."
-    )
-    together: Annotated[int | None, integer(1, 65_536)] = Field(
-        default=None,
-        description="Segments that may await acknowledgement over all of a rank's connections at this distance; free "
-        "slots go to the peers in turn. Default: only each connection's `outstanding` limits them.",
-    )
-    mode: Annotated[str, choice("a mode", STRIPE_MODES)] = Field(
-        default="dqplb",
-        description="dqplb: segments are numbered, and messages complete in order. spray: they are not, and the end of "
-        "each message is announced separately.",
-    )
+    connections: Annotated[int, integer(1, 255)] = 4
+    """Connections per pair of ranks."""
+    segment_bytes: Size = 512 * 1024
+    """Maximum size of a segment: what a connection gets in its turn."""
+    outstanding: Annotated[int, integer(1, 65_536)] = 128
+    """Segments per connection that may await acknowledgement."""
+    together: Annotated[int | None, integer(1, 65_536)] = None
+    """Segments that may await acknowledgement over all of a rank's connections at this distance; free slots go to the
+    peers in turn. Default: only each connection's `outstanding` limits them.
+    """
+    mode: Annotated[str, choice("a mode", STRIPE_MODES)] = "dqplb"
+    """dqplb: segments are numbered, and messages complete in order. spray: they are not, and the end of each message is
+    announced separately.
+    """
 
 
 class StripesSpec(StrictModel):
     """Connections of a striped transport, by the distance between two ranks."""
 
-    same_rack: StripeSpec = Field(
-        default=StripeSpec(connections=1), description="Between ranks on one leaf switch."
-    )
-    same_zone: StripeSpec | None = Field(
-        default=None,
-        description="Between ranks in one zone of a building with several; default: as same_building.",
-    )
-    same_building: StripeSpec = Field(
-        default=StripeSpec(connections=2), description="Between ranks in one building."
-    )
-    same_region: StripeSpec = Field(default=StripeSpec(), description="Between buildings of one region.")
-    other_region: StripeSpec = Field(
-        default=StripeSpec(connections=8), description="Between buildings of different regions."
-    )
+    same_rack: StripeSpec = StripeSpec(connections=1)
+    """Between ranks on one leaf switch."""
+    same_zone: StripeSpec | None = None
+    """Between ranks in one zone of a building with several; default: as same_building."""
+    same_building: StripeSpec = StripeSpec(connections=2)
+    """Between ranks in one building."""
+    same_region: StripeSpec = StripeSpec()
+    """Between buildings of one region."""
+    other_region: StripeSpec = StripeSpec(connections=8)
+    """Between buildings of different regions."""
 
 
 _CONGESTION_CONTROL = pattern(
@@ -201,27 +239,20 @@ _BUFFERS = value_types.or_keyword(BDP, value_types.SIZE)
 class SocketsSpec(StrictModel):
     """Socket options of some connections, at both ends. Without dscp and distance: of all connections."""
 
-    dscp: DscpsOrNone = Field(
-        default=None, description="Only for connections whose packets have this DSCP, or one of a list."
-    )
-    distance: Annotated[str | None, choice("a distance", DISTANCES)] = Field(
-        default=None,
-        description="Only for connections between ranks at this distance; same_building includes ranks in one zone of "
-        "it.",
-    )
-    congestion_control: Annotated[str | None, _CONGESTION_CONTROL] = Field(
-        default=None, description="TCP congestion control, by its kernel name."
-    )
-    pacing: Annotated[float | str | None, _PACING] = Field(
-        default=None,
-        description="Highest rate at which a connection sends (SO_MAX_PACING_RATE). planned: the rate that policy te "
-        "assigns to it between buildings, so that all finish together with the busiest link.",
-    )
-    buffers: Annotated[int | str | None, _BUFFERS] = Field(
-        default=None,
-        description="Largest window; send and receive buffer are twice as large. bdp: twice the product of rate and "
-        "round trip of the idle path. Default: the kernel sizes the buffers, up to the topology's largest product.",
-    )
+    dscp: DscpsOrNone = None
+    """Only for connections whose packets have this DSCP, or one of a list."""
+    distance: Annotated[str | None, choice("a distance", DISTANCES)] = None
+    """Only for connections between ranks at this distance; same_building includes ranks in one zone of it."""
+    congestion_control: Annotated[str | None, _CONGESTION_CONTROL] = None
+    """TCP congestion control, by its kernel name."""
+    pacing: Annotated[float | str | None, _PACING] = None
+    """Highest rate at which a connection sends (SO_MAX_PACING_RATE). planned: the rate that policy te assigns to it
+    between buildings, so that all finish together with the busiest link.
+    """
+    buffers: Annotated[int | str | None, _BUFFERS] = None
+    """Largest window; send and receive buffer are twice as large. bdp: twice the product of rate and round trip of the
+    idle path. Default: the kernel sizes the buffers, up to the topology's largest product.
+    """
 
     def checks(self) -> Iterator[Finding]:
         """Check that at least one option is set."""
@@ -232,71 +263,57 @@ class SocketsSpec(StrictModel):
 class RdmaSpec(StrictModel):
     """Reliable connections of transport rdma. Their number is set in `stripes`."""
 
-    ack_timeout_s: Timeout = Field(
-        default=0.067,
-        alias="ack_timeout",
-        description="Time after which a card resends unacknowledged packets; after 8 timeouts without a response the "
-        "peer is lost. Cards support powers of two of 4.096 us: 67 ms is the 14th, NCCL's default is the 20th (4.3 s).",
-    )
-    window_packets: Annotated[int, integer(1, 1 << 23)] = Field(
-        default=1 << 22,
-        alias="window",
-        description="Packets of 4096 bytes that a queue pair may have in flight; applies to all cards under one clock.",
-    )
+    ack_timeout_s: Timeout = 0.067
+    """Time after which a card resends unacknowledged packets; after 8 timeouts without a response the peer is lost.
+    Cards support powers of two of 4.096 us: 67 ms is the 14th, NCCL's default is the 20th (4.3 s).
+    """
+    window_packets: Annotated[int, integer(1, 1 << 23)] = Field(default=1 << 22, alias="window")
+    """Packets of 4096 bytes that a queue pair may have in flight; applies to all cards under one clock."""
 
 
 class TransportSpec(StrictModel):
     """How ranks exchange messages."""
 
-    kind: Annotated[str, value_types.registered_name("transports")] = Field(
-        default="tcp",
-        description="tcp: one connection per pair of ranks. striped: several, see `stripes`. mptcp: one, which the "
-        "kernel spreads over its `subflows`. rdma: like striped, over reliable RDMA connections, see "
-        "docs/reference/rdma.md. datagram: UDP with loss recovery and congestion control in the ranks, see `datagram`. "
-        "Or your own, see docs/how-to/plugins/transports.md.",
-    )
-    options: Annotated[Mapping[str, Any] | None, value_types.OPTIONS] = Field(
-        default=None, description="Options of your own transport."
-    )
-    protocol: Annotated[str, value_types.registered_name("protocols")] = Field(
-        default="eager",
-        description="eager: messages are sent at once. rendezvous: they are sent once their receive is announced, "
-        "directly into its buffer. staged: they are sent in chunks, copied through a window of slots.",
-    )
-    staging: StagingSpec = Field(default=StagingSpec(), description="Slots of protocol staged.")
-    bootstrap: Annotated[str, value_types.registered_name("bootstraps")] = Field(
-        default="static",
-        description="How ranks connect. static: ranks know all addresses. star: all send theirs to rank 0, which sends "
-        "the list to all; every pair connects. ring_hybrid: addresses are passed around a ring; connections are made "
-        "on first use.",
-    )
-    stripes: StripesSpec = Field(
-        default=StripesSpec(), description="Connections of transport striped, queue pairs of transport rdma."
-    )
-    rdma: RdmaSpec = Field(default=RdmaSpec(), description="Cards of transport rdma.")
-    subflows: Annotated[int, integer(1, MAX_SUBFLOWS)] = Field(
-        default=4, description="mptcp: TCP subflows per connection; each has its own path."
-    )
-    datagram: DatagramSpec = Field(
-        default=DatagramSpec(), description="Loss recovery and congestion control of transport datagram."
-    )
-    congestion_control: Annotated[str, _CONGESTION_CONTROL] = Field(
-        default="cubic", description="TCP congestion control of connections that have none in `sockets`."
-    )
-    congestion_models: Annotated[Mapping[str, str] | None, _MODELS] = Field(
-        default=None,
-        description="Which model predicts a congestion control that the step model does not know by its kernel name: a "
-        "known one, or your own class, see docs/how-to/plugins/congestion-controls.md.",
-    )
-    sockets: tuple[SocketsSpec, ...] = Field(
-        default=(),
-        description="Socket options by traffic class and distance. For each option, the first entry that matches a "
-        "connection and sets it wins.",
-    )
-    timeout_s: Timeout = Field(default=30.0, alias="timeout", description="How long to wait for a peer.")
-    software_cost: SoftwareCostSpec = Field(
-        default=SoftwareCostSpec(), description="Cost of messages in host software, under the virtual clock."
-    )
+    kind: Annotated[str, value_types.registered_name("transports")] = "tcp"
+    """tcp: one connection per pair of ranks. striped: several, see `stripes`. mptcp: one, which the kernel spreads over
+    its `subflows`. rdma: like striped, over reliable RDMA connections, see docs/reference/rdma.md. datagram: UDP with
+    loss recovery and congestion control in the ranks, see `datagram`. Or your own, see
+    docs/how-to/plugins/transports.md.
+    """
+    options: Annotated[Mapping[str, Any] | None, value_types.OPTIONS] = None
+    """Options of your own transport."""
+    protocol: Annotated[str, value_types.registered_name("protocols")] = "eager"
+    """eager: messages are sent at once. rendezvous: they are sent once their receive is announced, directly into its
+    buffer. staged: they are sent in chunks, copied through a window of slots.
+    """
+    staging: StagingSpec = StagingSpec()
+    """Slots of protocol staged."""
+    bootstrap: Annotated[str, value_types.registered_name("bootstraps")] = "static"
+    """How ranks connect. static: ranks know all addresses. star: all send theirs to rank 0, which sends the list to
+    all; every pair connects. ring_hybrid: addresses are passed around a ring; connections are made on first use.
+    """
+    stripes: StripesSpec = StripesSpec()
+    """Connections of transport striped, queue pairs of transport rdma."""
+    rdma: RdmaSpec = RdmaSpec()
+    """Cards of transport rdma."""
+    subflows: Annotated[int, integer(1, MAX_SUBFLOWS)] = 4
+    """mptcp: TCP subflows per connection; each has its own path."""
+    datagram: DatagramSpec = DatagramSpec()
+    """Loss recovery and congestion control of transport datagram."""
+    congestion_control: Annotated[str, _CONGESTION_CONTROL] = "cubic"
+    """TCP congestion control of connections that have none in `sockets`."""
+    congestion_models: Annotated[Mapping[str, str] | None, _MODELS] = None
+    """Which model predicts a congestion control that the step model does not know by its kernel name: a known one, or
+    your own class, see docs/how-to/plugins/congestion-controls.md.
+    """
+    sockets: tuple[SocketsSpec, ...] = ()
+    """Socket options by traffic class and distance. For each option, the first entry that matches a connection and sets
+    it wins.
+    """
+    timeout_s: Timeout = 30.0
+    """How long to wait for a peer."""
+    software_cost: SoftwareCostSpec = SoftwareCostSpec()
+    """Cost of messages in host software, under the virtual clock."""
 
     def checks(self) -> Iterator[Finding]:
         """Check that options and sockets have only keys that the transport supports."""

@@ -114,6 +114,35 @@ def or_keyword(word: str, form: ValueFormat) -> ValueFormat:
     return ValueFormat(parse, lambda: {"anyOf": [{"const": word}, form.json_schema]}, write)
 
 
+def word_or_list(
+    words: Sequence[str],
+    items: Mapping[str, Any],
+    fits: Callable[[Sequence[Any]], bool],
+    example: str,
+    **limits: Any,
+) -> ValueFormat:
+    """Return the format of one of a few words or of a list.
+
+    Args:
+        words: the words.
+        items: JSON schema of the list's items.
+        fits: whether a list is valid.
+        example: what the list is, for errors.
+        limits: further keys of the list's JSON schema.
+    """
+
+    def parse(value: object) -> str | tuple[Any, ...]:
+        if value in words:
+            return str(value)
+        if isinstance(value, (list, tuple)) and fits(value):
+            return tuple(value)
+        raise ValueError(f"{', '.join(words)}, or {example}")
+
+    word = {"enum": list(words)} if len(words) > 1 else {"const": words[0]}
+    schema = {"anyOf": [word, {"type": "array", "items": items, **limits}]}
+    return ValueFormat(parse, schema, lambda value: value if isinstance(value, str) else list(value))
+
+
 def _factor(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 1 <= value < float("inf"):
         raise ValueError("a number of at least 1")
@@ -187,7 +216,6 @@ Duration = Annotated[float, _DURATION]
 DurationOrNone = Annotated[float | None, _DURATION]
 DelayOrNone = Annotated[float | None, _DELAY]
 DelayOrZero = Annotated[float, _DELAY]
-Distribution = Annotated[str, _DISTRIBUTION]
 DistributionOrNone = Annotated[str | None, _DISTRIBUTION]
 Timeout = Annotated[float, _TIMEOUT]
 TimeoutOrNone = Annotated[float | None, _TIMEOUT]

@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
-from pydantic import Field
-
 from testbed.plugins import OWN_FILE
 from testbed.spec.base_model import Finding, StrictModel
 from testbed.spec.catalogue import accelerators
 from testbed.spec.hardware import Hardware
-from testbed.spec.parallelism import ParallelismSpec, ScheduleSpec, StageSpec
-from testbed.spec.recorded_job import KIND_ALGORITHMS, MAPPING, PLACEMENT, RECORDED_JOB_KEYS
+from testbed.spec.parallelism import (
+    KIND_ALGORITHMS,
+    MAPPING,
+    PLACEMENT,
+    RECORDED_JOB_KEYS,
+    ParallelismSpec,
+    ScheduleSpec,
+    StageSpec,
+)
 from testbed.spec.replicas import REDUCED_BITS, LocalSgdSpec
 from testbed.spec.serving import InferenceSpec
 from testbed.spec.transformer import MODEL, ModelSpec
@@ -66,30 +71,29 @@ _ALGORITHM = rf"[a-z][a-z0-9_]*|{OWN_FILE.pattern}"
 class CollectiveSpec(StrictModel):
     """One collective over all ranks."""
 
-    collective: Annotated[str, COLLECTIVE] = Field(
-        description="Which collective. all_to_all_v: every pair of ranks exchanges a different size, from nothing to "
-        "its share of `size`."
-    )
-    size_bytes: Size = Field(
-        alias="size",
-        description="Size of a rank's larger array: the output of a gather, the input of a scatter or exchange.",
-    )
-    algorithm: Annotated[str, pattern(_ALGORITHM, "the name of an algorithm, such as auto or ring")] = Field(
-        default="auto",
-        description="An algorithm, as `testbed bench` takes it; auto: chosen by size and buildings.",
-    )
-    dscp: Dscp = Field(default=0, description="DSCP of its packets.")
+    collective: Annotated[str, COLLECTIVE]
+    """Which collective. all_to_all_v: every pair of ranks exchanges a different size, from nothing to its share of
+    `size`.
+    """
+    size_bytes: Size
+    """Size of a rank's larger array: the output of a gather, the input of a scatter or exchange."""
+    algorithm: Annotated[str, pattern(_ALGORITHM, "the name of an algorithm, such as auto or ring")] = "auto"
+    """An algorithm, as `testbed bench` takes it; auto: chosen by size and buildings."""
+    dscp: Dscp = 0
+    """DSCP of its packets."""
 
 
 class ExchangeSpec(StrictModel):
     """Small messages of a two-stage pipeline, there and back, between the first and the last building."""
 
-    messages: Count = Field(description="Number of microbatches, one after the other.")
-    size_bytes: Size = Field(alias="size", description="Size of an activation, and of its gradient.")
-    compute_s: Duration = Field(
-        default=0.0, alias="compute", description="Compute time of the second stage between the two messages."
-    )
-    dscp: Dscp = Field(default=0, description="DSCP of the packets.")
+    messages: Count
+    """Number of microbatches, one after the other."""
+    size_bytes: Size
+    """Size of an activation, and of its gradient."""
+    compute_s: Duration = 0.0
+    """Compute time of the second stage between the two messages."""
+    dscp: Dscp = 0
+    """DSCP of the packets."""
 
 
 class WorkloadSpec(StrictModel):
@@ -100,126 +104,89 @@ class WorkloadSpec(StrictModel):
 
     derived_fields = frozenset({"flops_utilisation"})
 
-    model: Annotated[str | ModelSpec | None, MODEL] = Field(
-        default=None, description="A published model, or its dimensions."
-    )
-    plan: Annotated[str | None, registered_name("workloads")] = Field(
-        default=None,
-        description="A workload by name, or your own as FILE.py:FUNCTION, which yields every rank's plan; in place of "
-        "a model or collectives. data_parallel, collectives, parallel_training, trace, chakra and inference follow "
-        "from the keys `model`, `collectives`, `parallelism`, `trace`, `chakra` and `inference` and need not be named.",
-    )
-    trace: str | None = Field(
-        default=None,
-        description="A recorded step of a real job, written by `testbed capture`, in place of a model or collectives. "
-        "The scenario has as many ranks as the trace.",
-    )
-    chakra: str | None = Field(
-        default=None,
-        description="A folder of Chakra execution traces, one NAME.RANK.et per rank, in place of a model or "
-        "collectives; or FOLDER/NAME if it has several. Compute nodes that give only operations and bytes are timed on "
-        "`accelerator`.",
-    )
-    placement: Annotated[tuple[str, ...] | None, PLACEMENT] = Field(
-        default=None,
-        description="With `trace` or `chakra`: kinds of its communication, outermost first. Ranks joined by the last "
-        "kind are adjacent, then those joined by the one before; so the first kind crosses buildings. Default: "
-        "as_recorded, ranks in their recorded order.",
-    )
-    mapping: Annotated[str | tuple[int, ...] | None, MAPPING] = Field(
-        default=None,
-        description="With `trace` or `chakra`: which rank of the scenario plays each rank of the trace, in the order "
-        "of `placement`: consecutive (the default), scattered, topology_aware, by_distance, or a list, as in "
-        "`parallelism.mapping`.",
-    )
-    algorithms: Annotated[Mapping[str, str] | None, KIND_ALGORITHMS] = Field(
-        default=None,
-        description="With `trace` or `chakra`: algorithms by kind of communication, such as {shard: hierarchical}, for "
-        "collectives that have an algorithm of that name. Otherwise the trace's own; failing that, the scenario's "
-        "`algorithms` for all-reduces and auto for the others.",
-    )
-    inference: InferenceSpec | None = Field(
-        default=None,
-        description="Requests that nodes of accelerator cards serve, in place of training; needs buildings with "
-        "`nodes`. A step is all requests.",
-    )
-    options: Annotated[Mapping[str, Any] | None, OPTIONS] = Field(
-        default=None, description="Keyword arguments for the function of `plan`."
-    )
-    parallelism: ParallelismSpec | None = Field(
-        default=None,
-        description="How training is spread over ranks; default: each rank trains a replica of the model.",
-    )
-    schedule: ScheduleSpec | None = Field(
-        default=None, description="Microbatches and their order, with `parallelism`; default: 1F1B with 8."
-    )
-    stage: StageSpec | None = Field(
-        default=None,
-        description="Times and sizes of a pipeline stage, in place of a model, with `parallelism`.",
-    )
-    outer: LocalSgdSpec | None = Field(
-        default=None,
-        description="Local SGD: replicas of `parallelism` exchange weight changes once in several steps, in place of "
-        "gradients in every step.",
-    )
-    training_steps: CountOrNone = Field(
-        default=None,
-        description="Training steps per step of the scenario, with `parallelism`; default: with `outer` the steps from "
-        "one exchange to the next, otherwise 1. All variants have the same number, so that their times compare.",
-    )
-    collectives: tuple[CollectiveSpec, ...] | None = Field(
-        default=None, description="Collectives to run in place of training a model."
-    )
-    exchange: ExchangeSpec | None = Field(
-        default=None, description="Messages of a pipeline, in addition to `collectives`."
-    )
-    compute_s: DurationOrNone = Field(
-        default=None,
-        alias="compute",
-        description="Compute time before `collectives` start, where there is no model.",
-    )
-    tuning: str | None = Field(
-        default=None,
-        description="A tuning table for algorithm auto, written by `testbed bench --tune`, with sizes at `size_scale` "
-        "1; default: a rule by size and buildings.",
-    )
-    gradient_dtype: Annotated[str, choice("a type", tuple(ITEMSIZES))] = Field(
-        default="float32", description="Data type of the elements that are reduced or moved."
-    )
-    bucket_cap_bytes: Size = Field(
-        default=25 * 1024**2,
-        alias="bucket_cap",
-        description="Gradients are reduced in buckets; a bucket is closed when it reaches this size.",
-    )
-    first_bucket_cap_bytes: Size = Field(
-        default=1024**2,
-        alias="first_bucket_cap",
-        description="Size of the first bucket, smaller so that communication starts early.",
-    )
-    sequence_length: Count = Field(default=8192, description="Tokens per sequence.")
-    attention_scores: Annotated[str, choice("a count", ATTENTION_SCORES)] = Field(
-        default="left_out",
-        description="Operations for attention scores in addition to 6 per parameter and token. full: 12 L s d per "
-        "token for L layers of width d and sequences of s (PaLM, arXiv:2204.02311, appendix B). causal: half of that, "
-        "as in kernels that skip masked scores. recomputed: 14 L s d, which PyTorch and `testbed capture` count, as "
-        "backward recomputes the scores. left_out: none.",
-    )
-    local_batch_size: Count = Field(default=1, description="Sequences per rank and step.")
-    accelerator: Annotated[str | None, ACCELERATOR] = Field(
-        default=None,
-        description="Accelerator of each rank: gives the peak of its data sheet and the utilisation that training "
-        "reaches.",
-    )
-    compute_dtype: Annotated[str, choice("a type", COMPUTE_DTYPES)] = Field(
-        default="bf16", description="Data type of the accelerator's matrix products."
-    )
-    peak_flops: FlopRateOrNone = Field(
-        default=None, description="Peak compute speed of one rank, in place of an accelerator's."
-    )
-    flops_utilisation: ShareOrNone = Field(
-        default=None,
-        description="Share of peak compute that training reaches; default: the accelerator's, or 40 %.",
-    )
+    model: Annotated[str | ModelSpec | None, MODEL] = None
+    """A published model, or its dimensions."""
+    plan: Annotated[str | None, registered_name("workloads")] = None
+    """A workload by name, or your own as FILE.py:FUNCTION, which yields every rank's plan; in place of a model or
+    collectives. data_parallel, collectives, parallel_training, trace, chakra and inference follow from the keys
+    `model`, `collectives`, `parallelism`, `trace`, `chakra` and `inference` and need not be named.
+    """
+    trace: str | None = None
+    """A recorded step of a real job, written by `testbed capture`, in place of a model or collectives. The scenario has
+    as many ranks as the trace.
+    """
+    chakra: str | None = None
+    """A folder of Chakra execution traces, one NAME.RANK.et per rank, in place of a model or collectives; or
+    FOLDER/NAME if it has several. Compute nodes that give only operations and bytes are timed on `accelerator`.
+    """
+    placement: Annotated[tuple[str, ...] | None, PLACEMENT] = None
+    """With `trace` or `chakra`: kinds of its communication, outermost first. Ranks joined by the last kind are
+    adjacent, then those joined by the one before; so the first kind crosses buildings. Default: as_recorded, ranks in
+    their recorded order.
+    """
+    mapping: Annotated[str | tuple[int, ...] | None, MAPPING] = None
+    """With `trace` or `chakra`: which rank of the scenario plays each rank of the trace, in the order of `placement`:
+    consecutive (the default), scattered, topology_aware, by_distance, or a list, as in `parallelism.mapping`.
+    """
+    algorithms: Annotated[Mapping[str, str] | None, KIND_ALGORITHMS] = None
+    """With `trace` or `chakra`: algorithms by kind of communication, such as {shard: hierarchical}, for collectives
+    that have an algorithm of that name. Otherwise the trace's own; failing that, the scenario's `algorithms` for
+    all-reduces and auto for the others.
+    """
+    inference: InferenceSpec | None = None
+    """Requests that nodes of accelerator cards serve, in place of training; needs buildings with `nodes`. A step is all
+    requests.
+    """
+    options: Annotated[Mapping[str, Any] | None, OPTIONS] = None
+    """Keyword arguments for the function of `plan`."""
+    parallelism: ParallelismSpec | None = None
+    """How training is spread over ranks; default: each rank trains a replica of the model."""
+    schedule: ScheduleSpec | None = None
+    """Microbatches and their order, with `parallelism`; default: 1F1B with 8."""
+    stage: StageSpec | None = None
+    """Times and sizes of a pipeline stage, in place of a model, with `parallelism`."""
+    outer: LocalSgdSpec | None = None
+    """Local SGD: replicas of `parallelism` exchange weight changes once in several steps, in place of gradients in
+    every step.
+    """
+    training_steps: CountOrNone = None
+    """Training steps per step of the scenario, with `parallelism`; default: with `outer` the steps from one exchange to
+    the next, otherwise 1. All variants have the same number, so that their times compare.
+    """
+    collectives: tuple[CollectiveSpec, ...] | None = None
+    """Collectives to run in place of training a model."""
+    exchange: ExchangeSpec | None = None
+    """Messages of a pipeline, in addition to `collectives`."""
+    compute_s: DurationOrNone = None
+    """Compute time before `collectives` start, where there is no model."""
+    tuning: str | None = None
+    """A tuning table for algorithm auto, written by `testbed bench --tune`, with sizes at `size_scale` 1; default: a
+    rule by size and buildings.
+    """
+    gradient_dtype: Annotated[str, choice("a type", tuple(ITEMSIZES))] = "float32"
+    """Data type of the elements that are reduced or moved."""
+    bucket_cap_bytes: Size = 25 * 1024**2
+    """Gradients are reduced in buckets; a bucket is closed when it reaches this size."""
+    first_bucket_cap_bytes: Size = 1024**2
+    """Size of the first bucket, smaller so that communication starts early."""
+    sequence_length: Count = 8192
+    """Tokens per sequence."""
+    attention_scores: Annotated[str, choice("a count", ATTENTION_SCORES)] = "left_out"
+    """Operations for attention scores in addition to 6 per parameter and token. full: 12 L s d per token for L layers
+    of width d and sequences of s (PaLM, arXiv:2204.02311, appendix B). causal: half of that, as in kernels that skip
+    masked scores. recomputed: 14 L s d, which PyTorch and `testbed capture` count, as backward recomputes the scores.
+    left_out: none.
+    """
+    local_batch_size: Count = 1
+    """Sequences per rank and step."""
+    accelerator: Annotated[str | None, ACCELERATOR] = None
+    """Accelerator of each rank: gives the peak of its data sheet and the utilisation that training reaches."""
+    compute_dtype: Annotated[str, choice("a type", COMPUTE_DTYPES)] = "bf16"
+    """Data type of the accelerator's matrix products."""
+    peak_flops: FlopRateOrNone = None
+    """Peak compute speed of one rank, in place of an accelerator's."""
+    flops_utilisation: ShareOrNone = None
+    """Share of peak compute that training reaches; default: the accelerator's, or 40 %."""
 
     @classmethod
     def with_defaults(cls, data: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -240,9 +207,7 @@ class WorkloadSpec(StrictModel):
         if self.model is not None and (self.collectives or self.exchange or self.compute_s):
             yield Finding(("model",), "a model with collectives, exchange or compute", "only one of the two")
         if not self.is_recorded:
-            for key in RECORDED_JOB_KEYS:
-                if getattr(self, key) is not None:
-                    yield Finding((key,), f"{key} without trace or chakra", "one of them as well")
+            yield from self.reject(RECORDED_JOB_KEYS, "without trace or chakra", "one of them as well")
         if self.plan is not None and self.plan not in WORKLOAD_KEYS:
             yield from self._conflicts("a plan", "trace", "chakra", "inference")
         elif self.trace is not None:
@@ -259,15 +224,13 @@ class WorkloadSpec(StrictModel):
         if self.plan is not None and self.plan != self.described_kind:
             yield self._plan_mismatch()
             return
-        if self.options is not None:
-            yield Finding(("options",), "options without a plan", "a plan as well")
+        yield from self.reject(["options"], "without a plan", "a plan as well")
         if self.model is None and not self.collectives and self.exchange is None and self.stage is None:
             expected = "a model, or collectives, or exchange, or a stage, or a plan, or traces, or inference"
             yield Finding(("model",), "nothing", expected)
         if self.parallelism is None:
-            for key in ("schedule", "stage", "outer", "training_steps"):
-                if getattr(self, key) is not None:
-                    yield Finding((key,), f"{key} without parallelism", "parallelism as well")
+            needing = ("schedule", "stage", "outer", "training_steps")
+            yield from self.reject(needing, "without parallelism", "parallelism as well")
         elif (self.model is None) == (self.stage is None):
             yield Finding(("parallelism",), "parallelism", "either a model or a stage with it")
         else:
@@ -281,9 +244,8 @@ class WorkloadSpec(StrictModel):
         parallelism, outer, steps = self.parallelism, self.outer, self.training_steps
         assert parallelism is not None
         if parallelism.faults is not None:
-            for key in ("outer", "training_steps"):
-                if getattr(self, key) is not None:
-                    yield Finding((key,), f"{key} with parallelism.faults", "only one of the two")
+            excluded = ("outer", "training_steps")
+            yield from self.reject(excluded, "with parallelism.faults", "only one of the two")
         if outer is None:
             return
         if steps is not None and steps % outer.period:
@@ -310,10 +272,7 @@ class WorkloadSpec(StrictModel):
         """Report keys that a plan or a trace replaces."""
         if self.plan in WORKLOAD_KEYS and self.plan != self.described_kind:
             yield self._plan_mismatch()
-        for key in (*PLAN_KEYS, *more):
-            if getattr(self, key) is not None:
-                name = key.removesuffix("_s")
-                yield Finding((name,), f"{name} with {what}", "only one of the two")
+        yield from self.reject((*PLAN_KEYS, *more), f"with {what}", "only one of the two")
 
     @property
     def kind(self) -> str:

@@ -1,1 +1,1 @@
-"""What ranks do in a step: models, parallelism, schedules, plans, traces and serving."""
+"""The job: models, parallelism, schedules, traces, serving; each rank's operations, placement and addresses."""

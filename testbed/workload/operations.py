@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
 from testbed.comm.collectives.algorithms.all_to_all_v import sent_rows
@@ -34,6 +33,20 @@ class Operation:
     stream: str
     kind: str
     after: tuple[int, ...] = ()
+
+    def to_document(self) -> dict[str, Any]:
+        """Return the operation as JSON-ready values."""
+        return {"type": _NAMES[type(self)], **{one.name: getattr(self, one.name) for one in fields(self)}}
+
+    @staticmethod
+    def from_document(document: Mapping[str, Any]) -> Operation:
+        """Rebuild an operation from `to_document`, after a round trip through JSON."""
+        values = {name: _tuples(value) for name, value in document.items() if name != "type"}
+        return _TYPES[document["type"]](**values)
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 @dataclass(frozen=True)
@@ -131,14 +144,9 @@ class GroupCollective(Operation):
         """Whether every pair of members has its own element count."""
         return bool(self.counts or self.table)
 
-    @cached_property
-    def anonymous(self) -> GroupCollective:
-        """A copy without name, stream, kind and dependencies; equal for members' parts of the same collective."""
-        return replace(self, name="", stream="", kind="", after=())
-
     @property
     def exchange_key(self) -> tuple[object, ...]:
-        """A key that is equal exactly when `anonymous` is, and much cheaper to build."""
+        """A key that is equal for members' parts of the same collective: all but labels and dependencies."""
         return (
             self.group,
             self.collective,
@@ -171,10 +179,8 @@ def replace_fields(operation: Kind, **values: Any) -> Kind:
 
     A step has tens of thousands of operations.
     """
-    fields = operation.__dict__ | values
-    fields.pop("anonymous", None)  # cached from the old values
     copy = object.__new__(type(operation))
-    object.__setattr__(copy, "__dict__", fields)
+    object.__setattr__(copy, "__dict__", operation.__dict__ | values)
     return copy
 
 
@@ -190,18 +196,3 @@ _TYPES: dict[str, type[Operation]] = {
     "collective": GroupCollective,
 }
 _NAMES = {operation_type: name for name, operation_type in _TYPES.items()}
-
-
-def operation_document(operation: Operation) -> dict[str, Any]:
-    """Return an operation as JSON-ready values."""
-    return {"type": _NAMES[type(operation)], **asdict(operation)}
-
-
-def operation_from_document(document: Mapping[str, Any]) -> Operation:
-    """Rebuild an operation from `operation_document`, after a round trip through JSON."""
-    values = {name: _tuples(value) for name, value in document.items() if name != "type"}
-    return _TYPES[document["type"]](**values)
-
-
-def _tuples(value: Any) -> Any:
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value

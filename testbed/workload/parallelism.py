@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
 
 from testbed.errors import BadInput
 
@@ -72,31 +74,28 @@ class Mesh:
         inside = {**self.inside, EXPERT: math.gcd(self.degrees[EXPERT], self.inside[SHARD])}
         return [f"{name} {inside[name]} ({what})" for name, what in _TRAFFIC.items() if inside[name] > 1]
 
+    @cached_property
+    def _grid(self) -> NDArray[np.int64]:
+        """The rank at each coordinate, with an axis for each dimension."""
+        return np.array(self.ranks).reshape([self.outside[name] for name in self.order])
+
     def rank(self, coordinate: Mapping[str, int]) -> int:
         """Return the rank at these coordinates."""
-        number = 0
-        for name in self.order:
-            number = number * self.outside[name] + coordinate[name]
-        return self.ranks[number]
-
-    def coordinates(self) -> Sequence[Mapping[str, int]]:
-        """Return the coordinates of each rank."""
-        return self._coordinates
+        return int(self._grid[tuple(coordinate[name] for name in self.order)])
 
     @cached_property
-    def _coordinates(self) -> list[dict[str, int]]:
-        found: dict[int, dict[str, int]] = {}
-        for numbers in itertools.product(*(range(self.outside[name]) for name in self.order)):
-            coordinate = dict(zip(self.order, numbers, strict=True))
-            found[self.rank(coordinate)] = coordinate
-        return [found[rank] for rank in range(self.size)]
+    def coordinates(self) -> list[dict[str, int]]:
+        """The coordinates of each rank."""
+        numbers = np.array(np.unravel_index(np.argsort(self.ranks), self._grid.shape)).T.tolist()
+        return [dict(zip(self.order, own, strict=True)) for own in numbers]
 
     def mappings(self) -> list[list[int]]:
         """Return the rank at each coordinate for the current order, and with each dimension outermost."""
-        coordinates = self.coordinates()
         found = []
         for name in self.order:
-            by_dimension = sorted(range(self.size), key=lambda number: (coordinates[number][name], number))
+            by_dimension = sorted(
+                range(self.size), key=lambda number: (self.coordinates[number][name], number)
+            )
             ranks = [0] * self.size
             for rank, coordinate in enumerate(by_dimension):
                 ranks[coordinate] = rank
@@ -113,14 +112,10 @@ class Mesh:
         return self._groups[names]
 
     def _grouped(self, names: Sequence[str]) -> list[tuple[int, ...]]:
-        if math.prod(self.outside[name] for name in names) == 1:
-            return []
-        found: dict[tuple[int, ...], list[int]] = {}
-        for numbers in itertools.product(*(range(self.outside[name]) for name in self.order)):
-            coordinate = dict(zip(self.order, numbers, strict=True))
-            key = tuple(coordinate[name] for name in self.order if name not in names)
-            found.setdefault(key, []).append(self.rank(coordinate))
-        return [tuple(members) for members in found.values()]
+        size = math.prod(self.outside[name] for name in names)
+        axes = sorted(range(len(self.order)), key=lambda axis: self.order[axis] in names)
+        groups = self._grid.transpose(axes).reshape(-1, size).tolist()
+        return [tuple(members) for members in groups] if size > 1 else []
 
 
 def check_product(

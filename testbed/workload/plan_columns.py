@@ -13,9 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from testbed.workload.operations import COMPUTE, QUEUE, Block, Computing, GroupCollective
-from testbed.workload.plan import JobPlan
-from testbed.workload.plan_patterns import AlgorithmPattern, Pattern
-from testbed.workload.send_tokens import TokenPattern
+from testbed.workload.plan import JobPlan, Pattern
 
 TIMED, SENDS, RECEIVES, COLLECTIVE = range(4)
 
@@ -128,30 +126,18 @@ def row_offsets(counts: Sequence[int] | NDArray[Any]) -> Numbers:
 
 
 def pattern_columns(pattern: Pattern) -> PatternColumns | None:
-    """Return a pattern as columns; None as with `columns_of`."""
-    own = column_source(pattern)
-    made = partial(_token_columns, own) if isinstance(own, TokenPattern) else partial(_operation_columns, own)
-    return own.cached("columns", made)
+    """Return a pattern as columns, cached; None as with `columns_of`."""
+    own = pattern.column_source
+    return own.cached("columns", partial(_pattern_columns, own))
 
 
-def column_source(pattern: Pattern) -> Pattern:
-    """Return the pattern with the same columns: columns do not contain collective algorithms."""
-    return pattern.base if isinstance(pattern, AlgorithmPattern) and pattern.keeps_kinds_distinct else pattern
-
-
-def _operation_columns(pattern: Pattern) -> PatternColumns | None:
+def _pattern_columns(pattern: Pattern) -> PatternColumns | None:
     operations, exchanges = pattern.operations, [own for own, _ in pattern.exchanges]
     uneven = (isinstance(own, GroupCollective) and own.uneven for own in exchanges)
     if any(isinstance(own, Block) for own in exchanges) or any(uneven):
         return None
     count = len(operations)
-    inside, duration_s = np.zeros(count, dtype=bool), np.zeros(count)
-    for place, durations_s in pattern.chains:
-        inside[place : place + len(durations_s)] = True
-        duration_s[place : place + len(durations_s)] = durations_s
-    single = np.flatnonzero(~inside)  # outside of chains: examined one by one
-    ones = [operations[place] for place in single.tolist()]
-    streams = list(map(attrgetter("stream"), ones))
+    streams = list(map(attrgetter("stream"), operations))
     if any(stream.startswith(QUEUE) for stream in set(streams)):
         return None
     kinds = np.zeros(count, dtype=np.int8)
@@ -165,17 +151,16 @@ def _operation_columns(pattern: Pattern) -> PatternColumns | None:
     kinds[places] = shared_kinds
     gathers = shared_kinds == COLLECTIVE
     messages = map(operations.__getitem__, places[~gathers].tolist())
-    timed = np.flatnonzero((kinds == TIMED) & ~inside).tolist()
+    timed, duration_s = np.flatnonzero(kinds == TIMED).tolist(), np.zeros(count)
     duration_s[timed] = list(map(attrgetter("duration_s"), map(operations.__getitem__, timed)))
     computing = [place for place in timed if type(operations[place]) is Computing]
     kept = np.array(list(map(attrgetter("holds", "gives"), map(operations.__getitem__, computing))))
     holds, gives = kept.reshape(-1, 2).T
     memory_operations = (holds != 0.0) | (gives != 0.0)
     numbers = {COMPUTE: 0}  # by stream
-    stream, counts = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
-    stream[single] = list(map(numbers.setdefault, streams, range(1, len(ones) + 1)))
-    after = list(map(attrgetter("after"), ones))
-    counts[single] = list(map(len, after))
+    stream = np.array(list(map(numbers.setdefault, streams, range(1, count + 1))), dtype=np.int64)
+    after = list(map(attrgetter("after"), operations))
+    counts = np.array(list(map(len, after)), dtype=np.int64)
     explicit = np.fromiter(chain.from_iterable(after), np.int64)
     earlier, later = _dependency_pairs(stream, counts, explicit)
     return PatternColumns(
@@ -209,18 +194,10 @@ def _dependency_columns(
     return missing, following, next_many, later.astype(np.int32)
 
 
-def _distinct_pairs(
-    earlier: NDArray[np.int64], later: NDArray[np.int64], count: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the distinct pairs, ordered by the earlier operation."""
-    pairs = np.unique(earlier * count + later)
-    return pairs // max(1, count), pairs % max(1, count)
-
-
 def _dependency_pairs(
     stream: NDArray[np.int64], counts: NDArray[np.int64], explicit: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the distinct pairs (earlier, later) in which the later operation depends on the earlier one.
+    """Return the distinct pairs (earlier, later) in which the later operation depends on the earlier one, in order.
 
     Uses the rules of `dependency_tracker.waits`.
 
@@ -229,76 +206,12 @@ def _dependency_pairs(
         counts: Number of explicit dependencies of each operation.
         explicit: Those dependencies.
     """
-    count, (before, behind) = len(stream), _stream_pairs(stream)
-    earlier = np.concatenate([explicit, before])
-    later = np.concatenate([np.repeat(np.arange(count), counts), behind])
-    return _distinct_pairs(earlier, later, count)
-
-
-def _stream_pairs(stream: NDArray[np.int64]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Return all pairs of consecutive operations of a stream."""
-    in_turn = np.argsort(stream, kind="stable")
+    count, in_turn = len(stream), np.argsort(stream, kind="stable")
     same = stream[in_turn[1:]] == stream[in_turn[:-1]]
-    return in_turn[:-1][same], in_turn[1:][same]
-
-
-def _token_columns(pattern: TokenPattern) -> PatternColumns | None:
-    base = pattern_columns(pattern.base)
-    if base is None:
-        return None
-    at, count = pattern.new_index, len(pattern)
-    token_sends, messages = pattern.token_sends, pattern.message_indices
-    waiting, passing = messages[pattern.receives_token], messages[pattern.passes_token]
-    pauses, received, passed = messages + 1, waiting - 1, passing + 2
-    kinds, duration_s = np.zeros(count, dtype=np.int8), np.zeros(count)
-    kinds[at], duration_s[at] = base.operation, base.duration_s
-    kinds[received], kinds[passed] = RECEIVES, SENDS
-    duration_s[pauses] = [
-        one.turn.seconds(own) for one, own in zip(token_sends, pattern.delayed, strict=True)
-    ]
-    explicit = [own.after for own in pattern.delayed]
-    after = at[np.fromiter(chain.from_iterable(explicit), np.int64)]
-    peers = np.array([one.turn.peer for one in token_sends], dtype=np.int64)  # each has its own stream
-    streams = np.concatenate([peers[pattern.receives_token], peers, peers[pattern.passes_token]])
-    added = np.concatenate([received, pauses, passed])
-    by_place = np.argsort(added)
-    added, (before, behind) = added[by_place], _stream_pairs(streams[by_place])
-    earlier = [
-        at[np.repeat(np.arange(len(at)), base.next_many)],
-        received,
-        received,
-        after,
-        passing + 1,
-        added[before],
-    ]
-    later = [
-        at[base.next],
-        waiting,
-        waiting + 1,
-        np.repeat(pauses, list(map(len, explicit))),
-        passed,
-        added[behind],
-    ]
-    pairs = _distinct_pairs(np.concatenate(earlier), np.concatenate(later), count)
-    exchange_index = np.array(pattern.shared_kinds, dtype=np.int32)
-    shared_kinds = kinds[pattern.shared_indices]
-    gathers = shared_kinds == COLLECTIVE
-    places = np.array(pattern.shared_indices, dtype=np.int32)
-    tags = np.zeros(count, dtype=np.int64)
-    tags[at[base.messages]] = base.tag
-    tags[pattern.token_indices] = [tag for _, _, tag in pattern.token_ends]
-    return PatternColumns(
-        kinds,
-        duration_s,
-        *_dependency_columns(kinds, *pairs),
-        places[~gathers],
-        exchange_index[~gathers],
-        tags[places[~gathers]],
-        places[gathers],
-        exchange_index[gathers],
-        at[base.memory_operations].astype(np.int32),
-        base.memory_changes,
-    )
+    earlier = np.concatenate([explicit, in_turn[:-1][same]])
+    later = np.concatenate([np.repeat(np.arange(count), counts), in_turn[1:][same]])
+    pairs = np.unique(earlier * count + later)
+    return pairs // max(1, count), pairs % max(1, count)
 
 
 def _plan_columns(plan: JobPlan) -> PlanColumns | None:

@@ -61,41 +61,35 @@ def block_elements(plan: RankPlan) -> dict[int, int]:
 
 def plan_elements(plan: JobPlan) -> int:
     """Return the elements of all arrays of all ranks."""
-    known: dict[tuple[str, int, int, bool], int] = {}
     found = 0
     for rank, own in enumerate(plan.ranks):
         found += sum(message_buffer_elements(own).values())
         for group, numel in block_elements(own).items():
             # two windows, and a buffer for this rank's own partial sums
             found += (3 * len(plan.groups[group][1]) - 1) * numel
-        for _, group, collective, numel in set(array_keys(own).values()):
-            members = plan.groups[group][1]
-            own_rank = members.index(rank)
-            key = collective, numel, len(members), own_rank == 0
-            if key not in known:
-                sides = collective_of(collective).elements(numel, own_rank, len(members))
-                known[key] = sum(side or 0 for side in sides)
-            found += known[key]
+        for key in set(array_keys(own).values()):
+            found += sum(side or 0 for side in _collective_elements(plan, rank, key))
     return found
 
 
 def result_elements(plan: JobPlan) -> int | None:
     """Return how many elements of results all ranks receive in a step; None where blocks pass through windows."""
-    known: dict[tuple[str, int, int, bool], int] = {}
     found = 0
     for rank, own in enumerate(plan.ranks):
         if any(isinstance(operation, Block) for operation in own):
             return None
         found += sum(one.numel for one in own if isinstance(one, Message) and not one.sends)
-        for _, group, collective, numel in array_keys(own).values():
-            members = plan.groups[group][1]
-            own_rank = members.index(rank)
-            key = collective, numel, len(members), own_rank == 0
-            if key not in known:
-                before, after = collective_of(collective).elements(numel, own_rank, len(members))
-                known[key] = before if after is None else after
-            found += known[key]
+        for key, many in Counter(array_keys(own).values()).items():
+            before, after = _collective_elements(plan, rank, key)
+            found += many * (before if after is None else after)
     return found
+
+
+def _collective_elements(plan: JobPlan, rank: int, key: ArrayKey) -> tuple[int, int | None]:
+    """Return the elements of a rank's arrays before and after a collective; None after where it has only one array."""
+    _, group, collective, numel = key
+    members = plan.groups[group][1]
+    return collective_of(collective).elements(numel, members.index(rank), len(members))
 
 
 @dataclass(frozen=True)
@@ -117,14 +111,14 @@ def plan_load(plan: JobPlan, itemsize: int, size_scale: float = 1.0) -> PlanLoad
         size_scale: Factor by which the plan's arrays will be divided, so that they travel in fewer pieces. The returned
             bytes are the plan's own.
     """
-    known: dict[GroupCollective, PlanLoad] = {}
+    known: dict[object, PlanLoad] = {}
     messages, sent = 0.0, 0.0
     for operation in (operation for own in plan.ranks for operation in own):
         if isinstance(operation, GroupCollective):
-            key = operation.anonymous
+            key = operation.exchange_key
             if key not in known:
                 buildings = plan.locality_of(operation.group)
-                known[key] = _member_load(key, buildings, itemsize, plan.tuning, size_scale)
+                known[key] = _member_load(operation, buildings, itemsize, plan.tuning, size_scale)
             messages, sent = messages + known[key].messages, sent + known[key].sent_bytes
         elif isinstance(operation, Message) and operation.sends:
             messages, sent = messages + 1, sent + operation.numel * itemsize
@@ -143,9 +137,7 @@ def _member_load(
         return PlanLoad(size - 1, sum(map(sum, operation.sent_rows())) * itemsize / size)
     known = collective_of(operation.collective)
     size_bytes = known.part(operation.numel, size) * itemsize
-    algorithm = operation.algorithm
-    if algorithm == AUTO:
-        algorithm = tuning.choose(operation.collective, size_bytes, buildings)
+    algorithm = resolve_algorithm(operation, buildings, itemsize, tuning)
     pieces = pieces_for(known, algorithm, round(size_bytes / size_scale), size)
     plan = plan_of(known, algorithm, PlanRequest(size // 2, buildings, 0, pieces))
     steps = [step for stages in plan.channels for stage in stages for strand in stage for step in strand]

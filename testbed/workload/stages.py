@@ -60,16 +60,16 @@ class Layer:
     block: bool = True
 
 
-@dataclass(frozen=True)
-class InnerSizes:
-    """Bytes of the arrays that accelerators of one rank share, per accelerator and at full size.
+@dataclass(frozen=True, kw_only=True)
+class Arrays:
+    """Bytes of a layer's arrays for one microbatch.
 
     Attributes:
-        tensor: Partial sums.
+        tensor: Partial sums, and the sequence that they cover.
         gathered: Sharded parameters, gathered.
-        reduced: Gradients before reduction.
-        expert_gathered: Parameters of its experts, gathered.
-        expert_reduced: Gradients of its experts before reduction.
+        reduced: Their gradients before reduction.
+        expert_gathered: Parameters of routed experts, gathered.
+        expert_reduced: Their gradients before reduction.
         expert: Tokens on their way to all experts.
     """
 
@@ -82,41 +82,29 @@ class InnerSizes:
 
 
 @dataclass(frozen=True)
-class Part:
-    """A layer on one rank, for one microbatch: real seconds of computation, and bytes of the whole rank.
+class Part(Arrays):
+    """A layer on one rank, for one microbatch: real seconds of computation, and arrays of the whole rank.
 
     Attributes:
         forward_s: Forward.
         input_s: Gradients of the input.
         weight_s: Gradients of the weights.
-        gathered: Sharded parameters, gathered.
-        reduced: Their gradients before reduction.
-        expert_gathered: Parameters of routed experts, gathered.
-        expert_reduced: Their gradients before reduction.
-        tensor: Partial sums, and the sequence that they cover.
-        context: Keys and values of one rank.
-        expert: Tokens on their way to all experts.
+        context: Bytes of keys and values of one rank.
         routed: Share of the computation, attention scores aside, that experts do once their tokens have arrived.
         scores_s: Share of `forward_s` for attention scores, in seconds.
         scores_input_s: Share of `input_s` for attention scores, in seconds.
-        inner: Arrays for traffic within the rank.
+        inner: Arrays that accelerators of the rank share, per accelerator and at full size.
         rows: Tokens that a matrix product handles at once.
     """
 
     forward_s: float
     input_s: float
     weight_s: float
-    gathered: float = 0.0
-    reduced: float = 0.0
-    expert_gathered: float = 0.0
-    expert_reduced: float = 0.0
-    tensor: float = 0.0
     context: float = 0.0
-    expert: float = 0.0
     routed: float = 0.0
     scores_s: float = 0.0
     scores_input_s: float = 0.0
-    inner: InnerSizes = InnerSizes()
+    inner: Arrays = Arrays()
     rows: float = 0.0
 
 
@@ -157,9 +145,9 @@ def layers_of(model: str | ModelSpec) -> tuple[tuple[Layer, ...], Layer, Layer]:
         else:
             (after if blocks else before).append(parameter)
     return (
-        tuple(_layer(blocks[number]) for number in sorted(blocks)),
-        _layer(before, False),
-        _layer(after, False),
+        tuple(layer_of(blocks[number]) for number in sorted(blocks)),
+        layer_of(before, False),
+        layer_of(after, False),
     )
 
 
@@ -169,7 +157,8 @@ def block_of(parameter: Parameter) -> int | None:
     return int(found[1]) if found else None
 
 
-def _layer(own: Sequence[Parameter], block: bool = True) -> Layer:
+def layer_of(own: Sequence[Parameter], block: bool = True) -> Layer:
+    """Return these parameters as a layer."""
     return Layer(
         sum(p.numel for p in own),
         sum(p.active for p in own if p.matmul),
@@ -340,48 +329,45 @@ def _model_stages(
     sharded = outside[SHARD] * outside[CONTEXT] > 1
     expert_ranks = max(1, expert // inside[SHARD])
 
-    def inner(layer: Layer) -> InnerSizes:
-        dense, experts = (layer.parameters - layer.experts) / tensor, layer.experts / expert / tensor
-        gathered = VALUE_BYTES if degrees[SHARD] * context > 1 else 0
-        return InnerSizes(
-            tensor=VALUE_BYTES * tokens * sizes.dim if layer.block else 0.0,
-            gathered=gathered * dense,
-            reduced=sizes.gradient_bytes * dense,
-            expert_gathered=gathered * experts,
-            expert_reduced=sizes.gradient_bytes * experts,
-            expert=VALUE_BYTES * tokens * sizes.dim / tensor * sizes.experts_per_token
-            if layer.experts
-            else 0.0,
-        )
+    def arrays(
+        layer: Layer,
+        tokens: float,
+        tensor: int,
+        expert: tuple[int, int],
+        sharded: bool,
+        sums: bool,
+        routes: bool,
+    ) -> dict[str, float]:
+        dense, experts = (layer.parameters - layer.experts) / tensor, layer.experts / expert[0] / expert[1]
+        gathered, sequence = VALUE_BYTES if sharded else 0, VALUE_BYTES * tokens * sizes.dim
+        return {
+            "tensor": sequence if layer.block and sums else 0.0,
+            "gathered": gathered * dense,
+            "reduced": sizes.gradient_bytes * dense,
+            "expert_gathered": gathered * experts,
+            "expert_reduced": sizes.gradient_bytes * experts,
+            "expert": sequence / tensor * sizes.experts_per_token if layer.experts and routes else 0.0,
+        }
 
     @lru_cache(None)  # most blocks are equal
     def part(layer: Layer) -> Part:
         dense_s = 2 * layer.active * tokens / tensor / sizes.flops
         scores = sizes.scores if layer.block else NO_SCORES
         scores_s, scores_input_s = (2 * count * tokens / tensor / sizes.flops for count in scores)
-        dense = (layer.parameters - layer.experts) / outside[TENSOR]
-        routed = layer.experts / outside[TENSOR] / expert_ranks
-        gathers = VALUE_BYTES if sharded else 0
+        has_context = layer.block and outside[CONTEXT] > 1
+        inner = arrays(layer, tokens, tensor, (expert, tensor), degrees[SHARD] * context > 1, True, True)
+        spread = outside[TENSOR], (outside[TENSOR], expert_ranks)
         return Part(
             dense_s + scores_s,
             dense_s + scores_input_s,
             dense_s,
-            gathered=gathers * dense,
-            reduced=sizes.gradient_bytes * dense,
-            expert_gathered=gathers * routed,
-            expert_reduced=sizes.gradient_bytes * routed,
-            tensor=VALUE_BYTES * tokens * own * sizes.dim if layer.block and outside[TENSOR] > 1 else 0.0,
-            context=VALUE_BYTES * tokens * own * sizes.kv_dim / outside[TENSOR]
-            if layer.block and outside[CONTEXT] > 1
-            else 0.0,
-            expert=VALUE_BYTES * values * sizes.experts_per_token
-            if layer.experts and expert_ranks > 1
-            else 0.0,
+            context=VALUE_BYTES * tokens * own * sizes.kv_dim / outside[TENSOR] if has_context else 0.0,
             routed=layer.active_experts / layer.active if layer.experts else 0.0,
             scores_s=scores_s,
             scores_input_s=scores_input_s,
-            inner=inner(layer),
+            inner=Arrays(**inner),
             rows=tokens * own,
+            **arrays(layer, tokens * own, *spread, sharded, outside[TENSOR] > 1, expert_ranks > 1),
         )
 
     return tuple(

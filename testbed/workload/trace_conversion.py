@@ -20,7 +20,9 @@ from testbed.workload.plan import (
     Pause,
 )
 from testbed.workload.plans.builder import WorkloadRequest
-from testbed.workload.traces import (
+from testbed.workload.traces.consistency import check_matching
+from testbed.workload.traces.trace import (
+    ROOTED,
     Collective,
     Compute,
     JobTrace,
@@ -29,8 +31,6 @@ from testbed.workload.traces import (
     TraceError,
     element_bytes,
 )
-from testbed.workload.traces.consistency import check_matching
-from testbed.workload.traces.trace import ROOTED
 
 ALL_REDUCE, BARRIER = "all_reduce", "barrier"
 COLLECTIVES = (ALL_REDUCE, BARRIER, "all_gather", "reduce_scatter", "all_to_all", ALL_TO_ALL_V.name, *ROOTED)

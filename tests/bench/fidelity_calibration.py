@@ -22,8 +22,9 @@ from pathlib import Path
 
 import psutil
 
-from testbed.measure.fidelity import MonitorProcess, MonitorWindow, judge, read_windows
+from testbed.measure.fidelity.cpu_monitor import MonitorProcess, MonitorWindow, read_windows
 from testbed.measure.fidelity.invariants import SCARCE_IDLE, cpu_headroom, foreign_load, scheduler_lag
+from testbed.measure.fidelity.verdict import judge
 
 RANKS = 8
 ROUNDS = 100

@@ -12,9 +12,9 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
+from dataclasses import asdict
 
 from testbed.net.controller import ControllerProcess, Flow, compute_rules
-from testbed.net.controller.policy_view import flows_to_data
 from testbed.net.controller.process import snapshot_of
 from testbed.spec.topology import TopologySpec
 from tests.net.controller_bridges import site
@@ -50,7 +50,7 @@ def main() -> None:
             controller.wait_ready(20.0)
             requests = []
             for _ in range(options.trials):
-                answer = controller.api.set({"name": "qp_aware", "flows": flows_to_data(flows)})
+                answer = controller.api.set({"name": "qp_aware", "flows": [asdict(flow) for flow in flows]})
                 held = sum(len(built.flows(name)) for name in ("east", "west"))
                 if held != answer["rules"]:
                     sys.exit(f"the bridges hold {held} rules, asked for {answer['rules']}")

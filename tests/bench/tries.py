@@ -1,10 +1,10 @@
 """How many configurations a second a search tries by the model of a step, on one core; nothing is built or sent.
 
-    .venv/bin/python -m tests.bench.tries [SCENARIO ...] [--python]
+    .venv/bin/python -m tests.bench.tries [SCENARIO ...]
 
 Each scenario is searched as `explore` does it, all in this process, whose own time counts. Counted are configurations
 that the model looked at: those that differ from all before, which are planned and played, and those that come to the
-same step as one before. What degrees alone rule out is left out. --python: without the loop that is compiled.
+same step as one before. What degrees alone rule out is left out.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from testbed.prediction import simulation_cache
-from testbed.prediction.compiled import build
 from testbed.prediction.search import evaluate
 from testbed.prediction.search.evaluation import MEMORY, Evaluation
 from testbed.prediction.search.search import Search
@@ -53,12 +52,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     usual = [Path("scenarios/explore/dense-70b-region.yaml")]
     parser.add_argument("scenarios", nargs="*", type=Path, default=usual)
-    parser.add_argument("--python", action="store_true")
     options = parser.parse_args()
-    if options.python:
-        build.COMPILERS = ()
-        build.user_cache = lambda name: Path("/nowhere") / name  # type: ignore[attr-defined]
-    print("by the compiled loop" if build.loop() else "by Python alone")
     for file in options.scenarios:
         here: Any = _Here()
         Search(load_scenario(file), engine=here).run()

@@ -160,9 +160,7 @@ def test_another_machine_that_dies_ends_the_run_and_is_named(
     for line in running.stderr:
         if "step 1 of" in line:
             break
-    agents = (
-        machines["machine2"].run("pgrep", "-f", "python -m testbed.net.fabric.machine_agent").stdout.split()
-    )
+    agents = machines["machine2"].run("pgrep", "-f", "python -m testbed.net.fabric.machines").stdout.split()
     machines["machine2"].run("kill", "-KILL", agents[-1])
     _, said = running.communicate(timeout=60)
     assert running.returncode == 1

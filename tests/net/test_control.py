@@ -97,7 +97,7 @@ def silence(fabric: Fabric, events: Sequence[tuple[float, Condition]], lasting_s
 
 def test_a_group_takes_the_spare_when_the_switch_sees_the_cut(fabric: Fabric) -> None:
     assert fabric.controller is not None
-    fabric.controller.set_policy({"name": "failover", "options": {"replan": False}})
+    fabric.controller.api.set({"name": "failover", "options": {"replan": False}})
     found = silence(fabric, [(50 * MS, CUT), (200 * MS, HEALTHY)], 300 * MS)
     assert found.begin_s == pytest.approx(50 * MS, abs=LATE_S)
     assert 0 <= found.lasted_s - CONTROL.carrier_down_s <= LATE_S
@@ -105,7 +105,7 @@ def test_a_group_takes_the_spare_when_the_switch_sees_the_cut(fabric: Fabric) ->
 
 def test_a_controller_has_to_hear_of_it_to_decide_and_to_write_its_rule(fabric: Fabric) -> None:
     assert fabric.controller is not None
-    fabric.controller.set_policy({"name": "shortest", "replan": True})
+    fabric.controller.api.set({"name": "shortest", "replan": True})
     found = silence(fabric, [(50 * MS, CUT)], 300 * MS)
     expected_s = CONTROL.carrier_down_s + CONTROL.reaction_s + CONTROL.rule_s
     assert 0 <= found.lasted_s - expected_s <= REVALIDATION_S + LATE_S
@@ -118,7 +118,7 @@ def test_edges_that_exchange_hellos_miss_those_of_a_link_that_goes_dark(fabric: 
     assert CONTROL.silence_s is not None
     wait_for_all_links(fabric)
     options = {"options": {"replan": False}} if policy == "failover" else {"replan": True}
-    fabric.controller.set_policy({"name": policy, **options})
+    fabric.controller.api.set({"name": policy, **options})
     found = silence(fabric, [(50 * MS, DARK), (200 * MS, HEALTHY)], 350 * MS)
     by_controller_s = CONTROL.reaction_s + CONTROL.rule_s + REVALIDATION_S if policy == "shortest" else 0.0
     assert 0 <= found.lasted_s - CONTROL.silence_s <= by_controller_s + LATE_S
@@ -127,7 +127,7 @@ def test_edges_that_exchange_hellos_miss_those_of_a_link_that_goes_dark(fabric: 
 
 def test_what_nobody_sees_moves_nothing(fabric: Fabric) -> None:
     assert fabric.controller is not None
-    fabric.controller.set_policy({"name": "failover", "options": {"replan": False}})
+    fabric.controller.api.set({"name": "failover", "options": {"replan": False}})
     found = silence(fabric, [(50 * MS, CUT), (56 * MS, HEALTHY)], 150 * MS)
     assert 5 * MS <= found.lasted_s <= 6 * MS + LATE_S
 
@@ -135,7 +135,7 @@ def test_what_nobody_sees_moves_nothing(fabric: Fabric) -> None:
 def test_a_mended_link_is_taken_again_without_a_loss_when_that_was_seen(fabric: Fabric) -> None:
     assert fabric.controller is not None
     assert fabric.engine is not None
-    fabric.controller.set_policy({"name": "failover", "options": {"replan": False}})
+    fabric.controller.api.set({"name": "failover", "options": {"replan": False}})
     before = fabric.engine.stats().directions["east-west-0", "a_to_b"].out_packets
     found = silence(fabric, [(50 * MS, CUT), (100 * MS, HEALTHY)], 250 * MS)
     assert 0 <= found.lasted_s - CONTROL.carrier_down_s <= LATE_S
@@ -146,7 +146,7 @@ def test_a_mended_link_is_taken_again_without_a_loss_when_that_was_seen(fabric: 
 
 def test_an_edge_that_dies_is_missed_by_its_neighbours_later(fabric: Fabric) -> None:
     assert fabric.controller is not None
-    fabric.controller.set_policy({"name": "shortest", "replan": False})
+    fabric.controller.api.set({"name": "shortest", "replan": False})
     dead = Condition(switches_down=frozenset({"west-edge"}))
     found = silence(fabric, [(50 * MS, dead), (100 * MS, HEALTHY)], 250 * MS)
     assert 0 <= found.lasted_s - 50 * MS - CONTROL.carrier_up_s <= LATE_S

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import permutations
 from pathlib import Path
 
@@ -19,7 +19,6 @@ import pytest
 
 from testbed.net.controller import ControllerError, ControllerProcess, PolicyError, compute_rules
 from testbed.net.controller import Flow as Demand
-from testbed.net.controller.policy_view import flows_to_data
 from testbed.net.controller.process import snapshot_of
 from testbed.net.controller.rules import Packet
 from testbed.net.controller.table_simulator import Network, wires
@@ -312,11 +311,11 @@ def test_another_policy_is_put_in_force_and_shown(library: Library) -> None:
         differing = controller.api.diff({"name": "ecmp"})["bridges"][edges["east"]]
         assert len(differing["added"]) == len(differing["removed"]) == 1
         assert not any("bundle" in flow for flow in built.flows("east"))
-        answer = controller.set_policy({"name": "ecmp"})
+        answer = controller.api.set({"name": "ecmp"})
         assert answer["changed"] == 4  # one rule less and one more, in two bridges
         assert sum("bundle" in flow for flow in built.flows("east")) == 1
         assert_all_pairs_reach(built)
-        controller.set_policy({"name": "failover", "options": {"replan": False}})
+        controller.api.set({"name": "failover", "options": {"replan": False}})
         assert any("group:" in flow for flow in built.flows("east"))
         assert_all_pairs_reach(built)
         shown = controller.api.show()
@@ -340,7 +339,7 @@ def test_what_cannot_be_is_refused_and_the_last_good_rules_stay(library: Library
             (f"{own}:Broken", f"IndexError: list index out of range ({own}, line 5)"),
         ):
             with pytest.raises(PolicyError, match=re.escape(words)):
-                controller.set_policy({"name": name})
+                controller.api.set({"name": name})
         assert [flow.split("priority=")[1] for flow in built.flows("east")] == before
         assert controller.failure() is None
         with pytest.raises(ControllerError, match="the token is missing or wrong"):
@@ -353,17 +352,16 @@ def test_connections_outlive_changes_of_policy(library: Library) -> None:
         east, west = (built.topology.building(name).hosts[0].ip for name in ("east", "west"))
         with tcp_pair(built.hosts["east"], built.hosts["west"], east, west) as (client, server):
             for policy in ("ecmp", "failover", "qp_aware", "wcmp", "shortest"):
-                controller.set_policy({"name": policy})
+                controller.api.set({"name": policy})
                 for number in range(20):
                     client.sendall(bytes([number]) * 1000)
                     assert received(server, 1000) == bytes([number]) * 1000
 
 
 @pytest.mark.by_any_datapath
-@pytest.mark.parametrize("by", ["who started it", "somebody else"])
-def test_a_killed_controller_comes_back_while_packets_go_on(library: Library, by: str) -> None:
+def test_a_killed_controller_comes_back_while_packets_go_on(library: Library) -> None:
     with site(TWO) as built, library.installed(built, "shortest") as controller:
-        (controller.set_policy if by == "who started it" else controller.api.set)({"name": "ecmp"})
+        controller.api.set({"name": "ecmp"})
         installed = time.monotonic()
         port = controller.port
         east, west = (built.topology.building(name).hosts[0].ip for name in ("east", "west"))
@@ -387,7 +385,7 @@ def test_a_killed_controller_comes_back_while_packets_go_on(library: Library, by
 
 def test_when_a_link_dies_new_ways_are_found(library: Library) -> None:
     with site(THREE) as built, library.installed(built, "shortest") as controller:
-        controller.set_policy({"name": "shortest", "replan": True})
+        controller.api.set({"name": "shortest", "replan": True})
         north, south = (built.topology.building(name).hosts[0].ip for name in ("north", "south"))
 
         def exchange() -> bool:
@@ -418,7 +416,7 @@ def test_ten_thousand_rules_are_in_and_read_back() -> None:
         built.topology = hosts
         library = Library("os-ken", sys.executable)
         with library.installed(built, "shortest") as controller:
-            asked = {"name": "qp_aware", "flows": flows_to_data(flows)}
+            asked = {"name": "qp_aware", "flows": [asdict(flow) for flow in flows]}
             answer = controller.api.set(asked)
             assert answer["rules"] >= 10_000
             assert len(built.flows("east")) + len(built.flows("west")) == answer["rules"]

@@ -18,9 +18,9 @@ from testbed.clock import clock_here
 from testbed.measure.execution.launchers import LauncherProcess
 from testbed.measure.execution.network_setup import choose_network_backend
 from testbed.measure.execution.progress import Progress
+from testbed.measure.execution.rank_network import RankNetwork
 from testbed.measure.execution.shard_run import ShardRun
 from testbed.measure.results.shards import whole_run_shard
-from testbed.net.fabric.network import Fabric
 from testbed.spec.scale import Scale
 from testbed.spec.scenario import load_scenario
 from testbed.workload.job.endpoints import JobEndpoints, RankEndpoint
@@ -156,8 +156,8 @@ events:
 class SurvivingShard(ShardRun):
     """One whose job goes on when a rank is killed."""
 
-    def _job_spec(self, fabric: Fabric) -> JobSpec:
-        return replace(super()._job_spec(fabric), survives_kills=True)
+    def _job_spec(self, running: RankNetwork) -> JobSpec:
+        return replace(super()._job_spec(running), survives_kills=True)
 
 
 @pytest.mark.quiet

@@ -16,15 +16,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from testbed.measure.fidelity import (
-    LinkMeasurement,
-    MonitorProcess,
-    MonitorWindow,
-    measure_links,
-    probe,
-    read_windows,
-)
+from testbed.measure.fidelity import probe
+from testbed.measure.fidelity.cpu_monitor import MonitorProcess, MonitorWindow, read_windows
 from testbed.measure.fidelity.invariants import cpu_headroom, delay_accuracy, foreign_load, rate_accuracy
+from testbed.measure.fidelity.probe import LinkMeasurement, measure_links
 from testbed.net.links.netns import run_script
 from testbed.net.links.packet_sockets import probe_transmission_s
 from testbed.net.links.setup import Setup

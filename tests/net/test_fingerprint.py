@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from testbed.net.fabric.fingerprint import EVERYTHING, Fingerprint, WatchedNamespace
+from testbed.net.fabric.fingerprint import EVERYTHING, Fingerprint
+from testbed.net.fabric.namespace_setup import NamespaceSettings
 from testbed.net.links.netns import run_script
 from tests.net.namespaces import namespaces
 
@@ -24,7 +25,7 @@ def pid() -> Iterator[int]:
 
 @pytest.fixture
 def print_of(pid: int) -> Iterator[Fingerprint]:
-    found = Fingerprint([WatchedNamespace("east1", pid, ("lo",), has_sockets=True)])
+    found = Fingerprint([NamespaceSettings("east1", pid, ("eth0",), 1500)])
     try:
         found.take()
         yield found
@@ -82,7 +83,7 @@ def test_more_changes_than_the_kernel_keeps_are_told_as_such(pid: int, print_of:
 
 def test_what_events_change_is_left_out(pid: int) -> None:
     for left_out in (("east1", "lo"), ("east1", EVERYTHING)):
-        found = Fingerprint([WatchedNamespace("east1", pid, ("lo",))], [left_out])
+        found = Fingerprint([NamespaceSettings("east1", pid, ("lo",), 1500)], [left_out])
         found.take()
         run_script(pid, [MTU])
         assert found.look(thorough=True) == []

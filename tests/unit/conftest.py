@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from testbed.workload.schedules import schedule_cache
+from testbed.workload.schedules import optimal
 
 # The longest first: what starts last does not keep the other cores idle for long. Others follow.
 LONGEST_FIRST = ("test_workload_optimum", "test_explorer", "test_live_browser", "test_workload_schedules")
@@ -22,4 +22,4 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def own_schedules(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Schedules that are searched for do not go into the user's cache."""
     folder: Path = tmp_path_factory.mktemp("schedules")
-    schedule_cache.folder = lambda: folder
+    optimal.folder = lambda: folder

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from testbed.cli.experiments.calibrate import measured_probes
+from testbed.cli.experiments.run import measured_probes
 from testbed.measure.results.result import Result
 from testbed.prediction.calibration_run import fit, probe_scenario
 from testbed.spec.scenario import Scenario

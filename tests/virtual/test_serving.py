@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from testbed.workload.serving import draw_arrivals
+from testbed.workload.serving.frontend import draw_arrivals
 from tests.queueing import md1_wait_s, recent_wait_s, recent_waits_s, waits_s
 from tests.virtual.conftest import finished_run, variants_of
 

@@ -20,9 +20,9 @@ from testbed.cli.experiments.confirmation import (
     indistinguishable_from_best,
     model_errors_of,
 )
-from testbed.cli.experiments.run import Listener, run_or_reopen
-from testbed.errors import BadInput
+from testbed.cli.experiments.run import run_or_reopen
 from testbed.jsonl_log import JsonlLog
+from testbed.measure.execution.progress import Progress
 from testbed.measure.execution.run import check_here
 from testbed.measure.results.result import Result
 from testbed.measure.results.run_directory import chown_to_sudo_user, make_folder
@@ -41,9 +41,9 @@ from testbed.prediction.search.evaluation import Configuration, Evaluation, Infe
 from testbed.prediction.search.exploration import RankedConfiguration
 from testbed.prediction.step_flops import recorded_work, step_work
 from testbed.show.report.exploration import write_exploration
-from testbed.spec.errors import ConfigError, Problem
+from testbed.spec.errors import ConfigError, Problem, option_error
 from testbed.spec.scenario import Scenario
-from testbed.workload.job.recorded_trace import changed_ns
+from testbed.workload.job.kinds.trace import changed_ns
 
 SHOWN = 5  # best configurations shown, in addition to baselines
 CONFIRMATION, CONFIRMED = "confirm.yaml", "confirmed"
@@ -100,10 +100,7 @@ def explore(
         ConfigError: no configuration is feasible, or the folder holds another search.
     """
     fresh = not folder.exists()
-    try:
-        log = SearchLog(folder, scenario)
-    except OtherSearch as error:
-        raise ConfigError([Problem("command line", None, "--output", str(error), "another folder")]) from None
+    log = SearchLog(folder, scenario)
     try:
         with contextlib.closing(log):
             found = Search(scenario, progress, log.known(), log.note, engine).run()
@@ -126,7 +123,7 @@ def explore(
 
 
 def confirm(
-    explored: Explored, clock: str, jobs: int | None, listener: Listener, engine: Executor | None = None
+    explored: Explored, clock: str, jobs: int | None, listener: Progress, engine: Executor | None = None
 ) -> Confirmed:
     """Select among the best configurations on the network, then run these and the baselines, unless done before.
 
@@ -249,12 +246,8 @@ def _document(
 SCENARIO, TRIED, RESULT = "scenario.yaml", "tried.jsonl", "exploration.json"
 
 
-class OtherSearch(BadInput):
-    """The folder holds the search of another scenario or trace."""
-
-
 class SearchLog:
-    """The folder of a search, created if necessary. Raises OtherSearch."""
+    """The folder of a search, created if necessary; ConfigError if it holds another one."""
 
     def __init__(self, folder: Path, scenario: Scenario) -> None:
         self.folder = folder
@@ -262,10 +255,11 @@ class SearchLog:
         make_folder(folder, there=True)
         file = folder / SCENARIO
         if file.exists() and file.read_text() != text:
-            raise OtherSearch(f"{folder} holds the search of another scenario")
+            raise option_error("--output", f"{folder} holds the search of another scenario", "another folder")
         lines = folder / TRIED
         if lines.exists() and changed_ns(scenario.workload) > lines.stat().st_mtime_ns:
-            raise OtherSearch(f"{folder} holds the search of a trace that has changed since")
+            found = f"{folder} holds the search of a trace that has changed since"
+            raise option_error("--output", found, "another folder")
         file.write_text(text)
         self._lines = JsonlLog(lines)
 

@@ -1,38 +1,46 @@
-"""A run with its report: check, execute, repeat if allowed and necessary, write, hand over to the user."""
+"""Runs with their reports, repeated where necessary; predictions; calibration of the step model."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from testbed.comm.transport.rdma.devices import import_pyverbs
+from testbed.measure.execution.identity import worker_identity
+from testbed.measure.execution.network_setup import choose_virtual_scale
 from testbed.measure.execution.progress import Progress
-from testbed.measure.execution.remote_guests import worker_identity
-from testbed.measure.execution.run import PreparedRun, Request, prepare
+from testbed.measure.execution.run import Request, prepare
 from testbed.measure.results.manifest import Manifest
-from testbed.measure.results.result import Result
-from testbed.measure.results.run_directory import chown_to_sudo_user, default_path
+from testbed.measure.results.result import Result, Variant
+from testbed.measure.results.run_directory import chown_to_sudo_user, default_path, make_folder
+from testbed.net.errors import NoKernelError
+from testbed.net.virtual.kernel_image import find_image
+from testbed.prediction.calibration import (
+    LINK_ENGINE,
+    VIRTUAL,
+    Calibration,
+    find_calibration,
+    write_calibration,
+)
+from testbed.prediction.calibration_run import Fit, MeasuredProbe, fit, probe_scenario
+from testbed.prediction.dry_run import workloads_of
 from testbed.prediction.executors import Executor, Processes
 from testbed.prediction.executors.dask_cluster import cluster
+from testbed.prediction.step_prediction import MAX_PACKETS, Predictions, predict_variants
 from testbed.show.report import write_report
 from testbed.show.report.run_comparison import SCENARIO, Comparison, compare_runs
-from testbed.spec.errors import ConfigError, Problem
+from testbed.spec.errors import option_error
+from testbed.spec.scale import Scale
 from testbed.spec.scenario import Scenario, load_scenario
-
-
-@dataclass(frozen=True)
-class Listener:
-    """Receives progress. `begins` is called before each attempt, with the failed invariants of the previous one."""
-
-    progress: Progress
-    begins: Callable[[PreparedRun, Sequence[str]], None] = lambda prepared, reasons: None
+from testbed.workload.job.errors import RunError
 
 
 def run(
-    request: Request, listener: Listener, *, strict: bool = False, most_dilation: float | None = None
+    request: Request, listener: Progress, *, strict: bool = False, most_dilation: float | None = None
 ) -> Result:
     """Check, build, measure, validate, and write the folder and its report. The results may be untrusted.
 
@@ -47,19 +55,17 @@ def run(
         RunExists, RunError, FabricError, VirtualClockError: The run failed.
     """
     if most_dilation and request.clock == "virtual":
-        raise ConfigError(
-            [Problem("command line", None, "--retry-dilated", "--clock virtual", "--clock real")]
-        )
+        raise option_error("--retry-dilated", "--clock virtual", "--clock real")
     prepared = prepare(request)
     listener.begins(prepared, ())
-    result = prepared.execute(listener.progress)
+    result = prepared.execute(listener)
     while (
         result.status == "untrusted" and most_dilation and prepared.scale.time_dilation * 2 <= most_dilation
     ):
         prepared = prepared.slower()
         listener.begins(prepared, failed_invariants(result))
         shutil.rmtree(request.output)
-        result = prepared.execute(listener.progress)
+        result = prepared.execute(listener)
     if not (strict and result.status == "untrusted"):
         write_report(request.output)
     chown_to_sudo_user(request.output)
@@ -77,7 +83,7 @@ def run_or_reopen(
     folder: Path,
     clock: str,
     jobs: int | None,
-    listener: Listener,
+    listener: Progress,
     engine: Executor | None = None,
 ) -> Result:
     """Write a scenario into `file` and run it into `folder`, or open the run that is there.
@@ -93,12 +99,12 @@ def run_or_reopen(
     result = Result.open(folder)
     if (folder / "scenario.yaml").read_text() != file.read_text() or result.clock != clock:
         expected = "a folder without one, or the same configurations and clock"
-        raise ConfigError([Problem("command line", None, "--confirm", f"another run in {folder}", expected)])
+        raise option_error("--confirm", f"another run in {folder}", expected)
     return result
 
 
 def reproduce(
-    folder: Path, output: Path | None, jobs: int | None, listener: Listener
+    folder: Path, output: Path | None, jobs: int | None, listener: Progress
 ) -> tuple[Comparison, Path]:
     """Repeat a run with its clock and scale. Return the comparison and the new run's folder.
 
@@ -135,12 +141,133 @@ def open_executor(name: str, scheduler: str | None, jobs: int | None) -> Iterato
     Raises ConfigError or ExecutorError.
     """
     if name not in ENGINES:
-        raise ConfigError([Problem("command line", None, "--engine", name, " or ".join(ENGINES))])
+        raise option_error("--engine", name, " or ".join(ENGINES))
     if scheduler is not None and name != DASK:
-        raise ConfigError([Problem("command line", None, "--scheduler", f"--engine {name}", "--engine dask")])
+        raise option_error("--scheduler", f"--engine {name}", "--engine dask")
     count = jobs or len(os.sched_getaffinity(0))
     if name == PROCESSES:
         yield Processes(count)
         return
     with cluster(scheduler, count, worker_identity) as found:
         yield found
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """Predictions by variant, or by algorithm if there are no variants; their calibration and scale."""
+
+    variants: Predictions
+    calibration: Calibration
+    scale: Scale
+
+
+def predict(scenario: Scenario, clock: str, packets: int = MAX_PACKETS) -> Predicted:
+    """Predict a scenario's step times; nothing is built or sent.
+
+    With the real clock, an auto scale is taken as 1.
+
+    Args:
+        scenario: the scenario.
+        clock: clock whose calibration is used, "virtual" or "real".
+        packets: maximum number of packets to simulate individually.
+
+    Raises:
+        ConfigError, ControllerError, Deadlock: the scenario is invalid, or its step does not end.
+    """
+    calibration = find_calibration(clock)
+    if clock == VIRTUAL:
+        rank_bytes = 0.0
+        # only an auto scale depends on them, and plans are expensive
+        if scenario.scale.size_scale == "auto":
+            rank_bytes = max(workload.rank_bytes for workload in workloads_of(scenario, Scale()).values())
+        scale = choose_virtual_scale(scenario, rank_bytes)
+    else:
+        size, dilation = scenario.scale.size_scale, scenario.scale.time_dilation
+        scale = Scale(*(1.0 if isinstance(one, str) else one for one in (size, dilation)))
+    return Predicted(predict_variants(scenario, calibration, scale, packets), calibration, scale)
+
+
+PROBES, PROBE_RUN = "calibration.yaml", "run"
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """A calibration: the run of its probes, the fit, and the file that stores it."""
+
+    result: Result
+    fit: Fit
+    kept: Path
+
+
+def calibrate(
+    clock: str, folder: Path, jobs: int | None, keep: Path | None, listener: Progress
+) -> Calibrated:
+    """Run the probes in a new folder, fit the model, and store the result.
+
+    Args:
+        clock: clock to calibrate for, "virtual" or "real".
+        folder: folder to create.
+        jobs: guests to run at once; None: one per core, as memory allows.
+        keep: file for the result; None: where runs look for it.
+        listener: reports progress.
+
+    Raises:
+        RunError: too few results are trusted; and everything that a run raises. A folder with a run in it is kept.
+    """
+    make_folder(folder)
+    try:
+        scenario = probe_scenario(cards=clock == VIRTUAL and _has_rdma_cards())
+        file = folder / PROBES
+        file.write_text(scenario.to_yaml())
+        result = run(Request(scenario, folder / PROBE_RUN, str(file), clock=clock, jobs=jobs), listener)
+        try:
+            found = fit(
+                scenario, measured_probes(result), result.conversion, clock, _provenance(folder / PROBE_RUN)
+            )
+        except ValueError as error:
+            raise RunError(str(error)) from None
+        kept = write_calibration(clock, found.calibration, keep)
+    except BaseException:
+        if not (folder / PROBE_RUN).exists():
+            shutil.rmtree(folder)
+        raise
+    chown_to_sudo_user(folder)
+    return Calibrated(result, found, kept)
+
+
+def _has_rdma_cards() -> bool:
+    """Return whether hosts under the virtual clock can have RDMA cards here."""
+    try:
+        import_pyverbs("device")
+        return "soft-RoCE" in find_image().checked
+    except (ImportError, NoKernelError):  # the run reports a missing kernel
+        return False
+
+
+def measured_probes(result: Result) -> list[MeasuredProbe]:
+    """Return the measured time of each probe. Untrusted ones are marked, as they must not be fitted to."""
+    return [
+        MeasuredProbe(
+            variant.name,
+            variant.step_time_s.median,
+            variant.verdict.status != "untrusted",
+            _retransmissions(variant),
+        )
+        for variant in result.variants
+    ]
+
+
+def _retransmissions(variant: Variant) -> int:
+    """Return the number of retransmitted packets, or how often RDMA cards went back."""
+    return sum(one.retransmits if one.went_back is None else one.went_back for one in variant.connections)
+
+
+def _provenance(folder: Path) -> dict[str, str]:
+    """Return the version, kernel, link engine and date of a run."""
+    manifest = Manifest.open(folder)
+    return {
+        "testbed": manifest.testbed_version,
+        "kernel": manifest.clock.kernel or manifest.host.kernel,
+        LINK_ENGINE: manifest.link_engine,
+        "created": manifest.created,
+    }

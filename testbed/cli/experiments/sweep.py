@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from testbed.cli.experiments.confirmation import points_to_confirm
-from testbed.cli.experiments.predict import predict
-from testbed.cli.experiments.run import Listener, run_or_reopen
+from testbed.cli.experiments.run import predict, run_or_reopen
 from testbed.errors import TestbedError
 from testbed.jsonl_log import JsonlLog
+from testbed.measure.execution.progress import Progress
 from testbed.measure.execution.run import check_here
-from testbed.measure.results.committed_work import Work, committed_work
+from testbed.measure.results.committed_work import committed_work
 from testbed.measure.results.result import Result, Variant
 from testbed.measure.results.run_directory import chown_to_sudo_user, make_folder
 from testbed.measure.results.summary import median_interval
@@ -27,12 +27,12 @@ from testbed.prediction.calibration import VIRTUAL, find_calibration
 from testbed.prediction.executors import Executor, Processes
 from testbed.prediction.step_flops import step_work
 from testbed.show.report.sweep import write_sweep
-from testbed.spec.errors import ConfigError, Problem
+from testbed.spec.errors import ConfigError, option_error
 from testbed.spec.overrides import holds_list
 from testbed.spec.scenario import Scenario, load_scenario
 from testbed.spec.sweep_axes import Axis, GridPoint, grid_points
 from testbed.version import VERSION
-from testbed.workload.job.recorded_trace import changed_ns
+from testbed.workload.job.kinds.trace import changed_ns
 
 SCENARIO, PREDICTED, RUNS = "scenario.yaml", "predicted.jsonl", "points"
 MODEL = "model"
@@ -110,9 +110,7 @@ def plan_sweep(request: SweepRequest) -> SweepPlan:
     for axis in axes:
         if axis.path in fixed:
             expected = "a path that no variant sets, or the scenario without these variants"
-            raise ConfigError(
-                [Problem("command line", None, axis.path, "a path that variants set", expected)]
-            )
+            raise option_error(axis.path, "a path that variants set", expected)
     scenarios: dict[GridPoint, Scenario | ConfigError] = {}
     for place in grid_points(axes):
         values = [axis.override(index) for axis, index in zip(axes, place, strict=True)]
@@ -134,7 +132,7 @@ def _wrap_lists(axis: Axis, data: Mapping[str, Any]) -> Axis:
     return replace(axis, values=tuple(one if isinstance(one, list) else [one] for one in axis.values))
 
 
-def sweep(planned: SweepPlan, progress: PointProgress, listener: Listener) -> Sweep:
+def sweep(planned: SweepPlan, progress: PointProgress, listener: Progress) -> Sweep:
     """Predict all points, measure the requested ones, and write the folder, even after an error.
 
     Finished points are not repeated.
@@ -171,7 +169,7 @@ def sweep(planned: SweepPlan, progress: PointProgress, listener: Listener) -> Sw
 
 
 def _measured_points(
-    planned: SweepPlan, found: Sweep, asked: Sequence[GridPoint], progress: PointProgress, listener: Listener
+    planned: SweepPlan, found: Sweep, asked: Sequence[GridPoint], progress: PointProgress, listener: Progress
 ) -> Iterator[tuple[GridPoint, Result, Path]]:
     """Run or reopen the requested points, as many at once as the executor can; yield each when it is done."""
     request = planned.request
@@ -230,7 +228,7 @@ def _check_folder(planned: SweepPlan) -> None:
         other = changed_ns(planned.base.workload) > lines.stat().st_mtime_ns
     if other or (not file.exists() and any(folder.iterdir())):
         found = f"{folder}, which holds something else: another scenario, --set or --trials"
-        raise ConfigError([Problem("command line", None, "--output", found, "another folder")])
+        raise option_error("--output", found, "another folder")
 
 
 def _predict_points(planned: SweepPlan, progress: PointProgress) -> dict[GridPoint, SweepPoint]:
@@ -270,21 +268,20 @@ def predicted_point(clock: str, scenario: Scenario) -> dict[str, Any]:
         found = predict(scenario, clock).variants
     except TestbedError as error:  # it is invalid, or its step does not end
         return {"misfit": str(error)}
-    figures = [
-        {
-            "variant": name,
-            "predicted_s": entry.step_time_s,
-            "wan_bytes": entry.wan_bytes,
-            "work": _step_work(scenario.variant(name), entry.step_time_s).document(),
-            "unmodelled": list(entry.unmodelled),
-        }
-        for name, entry in found.items()
-    ]
+    figures = []
+    for name, entry in found.items():
+        variant = scenario.variant(name)
+        work = committed_work(variant, step_work(variant), [entry.step_time_s], []).document()
+        figures.append(
+            {
+                "variant": name,
+                "predicted_s": entry.step_time_s,
+                "wan_bytes": entry.wan_bytes,
+                "work": work,
+                "unmodelled": list(entry.unmodelled),
+            }
+        )
     return {"figures": figures}
-
-
-def _step_work(variant: Scenario, step_time_s: float) -> Work:
-    return committed_work(variant, step_work(variant), [step_time_s], [])
 
 
 def _sweep(planned: SweepPlan, points: Mapping[GridPoint, SweepPoint]) -> Sweep:

@@ -140,15 +140,6 @@ class TuningTable:
                 return entry.algorithm
         return known.automatic(size_bytes, groups)
 
-    def to_document(self) -> dict[str, Any]:
-        """Return the table as a JSON-compatible dict."""
-        return asdict(self)
-
-    @classmethod
-    def from_document(cls, document: dict[str, Any]) -> TuningTable:
-        """Return the table from a dict made by `to_document`."""
-        return cls(tuple(Entry(**entry) for entry in document["entries"]), document["size_scale"])
-
     def write(self, path: Path) -> None:
         """Write the table as JSON."""
         document = {"schema": SCHEMA, "entries": [asdict(entry) for entry in self.entries]}

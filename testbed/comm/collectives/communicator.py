@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
@@ -14,14 +15,11 @@ from testbed.comm.collectives.arrays import (
     Reduction,
     check_array,
     finish,
-    operation_named,
-    reduction_name,
     require_array,
 )
-from testbed.comm.collectives.async_work import CollectiveTimeout, Work
 from testbed.comm.collectives.failure_scopes import Vote
-from testbed.comm.collectives.group import COMMUNICATORS, WORLD, OperationInfo, RankGroup
-from testbed.comm.collectives.progress_engine import Engine, Position, Steps
+from testbed.comm.collectives.group import COMMUNICATORS, WORLD, RankGroup
+from testbed.comm.collectives.progress_engine import CollectiveTimeout, Engine, Work
 from testbed.comm.collectives.registry import AUTO, Algorithm, Collective, collective_of
 from testbed.comm.flight_recorder import Recorder
 from testbed.comm.transport import BEST_EFFORT, TrafficClass, Transport
@@ -196,16 +194,10 @@ class Communicator(DispatchCombine):
     ) -> Work:
         """Reduce `array` in place over all ranks. Algorithms: `registry.ALL_REDUCE.algorithms`."""
         check_array(array, "array", writes=True)
-        operation = operation_named(op)
         flat = array.reshape(-1)
         plan = self._plan("all_reduce", algorithm, array.nbytes)
-
-        def steps(tag: int, position: Position) -> Steps:
-            yield from self._blocks(plan, flat, flat, tag, position, operation)
-            finish(op, flat, self.size)
-
-        about = OperationInfo(array, plan.algorithm, reduction_name(op))
-        return self._collective("all_reduce", steps, async_op, timeout_s, about)
+        end = partial(finish, op, flat, self.size)
+        return self._execute("all_reduce", plan, array, flat, flat, async_op, timeout_s, op, end)
 
     def reduce_scatter_tensor(
         self,
@@ -219,19 +211,16 @@ class Communicator(DispatchCombine):
         """Reduce `input` (size x output's elements) over all ranks; rank i's `output` gets the i-th part."""
         check_array(output, "output", writes=True)
         check_array(input, "input", like=output, numel=output.size * self.size)
-        operation = operation_named(op)
         source, flat = input.reshape(-1), output.reshape(-1)
         plan = self._plan("reduce_scatter", algorithm, output.nbytes)
-        own = slice(self.rank * output.size, (self.rank + 1) * output.size)
+        scratch = np.empty_like(source) if self.size > 1 else source
 
-        def steps(tag: int, position: Position) -> Steps:
-            scratch = np.empty_like(source) if self.size > 1 else source
-            yield from self._blocks(plan, source, scratch, tag, position, operation)
-            flat[:] = scratch[own]
+        def end() -> None:
+            flat[:] = scratch[self.rank * output.size : (self.rank + 1) * output.size]
             finish(op, flat, self.size)
 
-        about = OperationInfo(input, plan.algorithm, reduction_name(op))
-        return self._collective("reduce_scatter_tensor", steps, async_op, timeout_s, about)
+        name = "reduce_scatter_tensor"
+        return self._execute(name, plan, input, source, scratch, async_op, timeout_s, op, end)
 
     def reduce(
         self,
@@ -245,18 +234,11 @@ class Communicator(DispatchCombine):
         """Reduce all ranks' `array` into that of rank `dst`; the others' arrays are unchanged."""
         root = self._check_rank("dst", dst)
         check_array(array, "array", writes=self.rank == root)
-        operation = operation_named(op)
         flat = array.reshape(-1)
         plan = self._plan("reduce", algorithm, array.nbytes, root)
-
-        def steps(tag: int, position: Position) -> Steps:
-            target = flat if self.rank == root else np.empty_like(flat)
-            yield from self._blocks(plan, flat, target, tag, position, operation)
-            if self.rank == root:
-                finish(op, flat, self.size)
-
-        about = OperationInfo(array, plan.algorithm, reduction_name(op))
-        return self._collective("reduce", steps, async_op, timeout_s, about)
+        target = flat if self.rank == root else np.empty_like(flat)
+        end = partial(finish, op, flat, self.size) if self.rank == root else None
+        return self._execute("reduce", plan, array, flat, target, async_op, timeout_s, op, end)
 
     # ---- copies
 
@@ -275,12 +257,7 @@ class Communicator(DispatchCombine):
         flat = output.reshape(-1)
         flat[self.rank * input.size : (self.rank + 1) * input.size] = input.reshape(-1)
         plan = self._plan("all_gather", algorithm, input.nbytes)
-
-        def steps(tag: int, position: Position) -> Steps:
-            return self._blocks(plan, flat, flat, tag, position)
-
-        about = OperationInfo(input, plan.algorithm)
-        return self._collective("all_gather_into_tensor", steps, async_op, timeout_s, about)
+        return self._execute("all_gather_into_tensor", plan, input, flat, flat, async_op, timeout_s)
 
     def broadcast(
         self,
@@ -295,11 +272,7 @@ class Communicator(DispatchCombine):
         check_array(array, "array", writes=self.rank != root)
         flat = array.reshape(-1)
         plan = self._plan("broadcast", algorithm, array.nbytes, root)
-
-        def steps(tag: int, position: Position) -> Steps:
-            return self._blocks(plan, flat, flat, tag, position)
-
-        return self._collective("broadcast", steps, async_op, timeout_s, OperationInfo(array, plan.algorithm))
+        return self._execute("broadcast", plan, array, flat, flat, async_op, timeout_s)
 
     def gather(
         self,
@@ -321,11 +294,7 @@ class Communicator(DispatchCombine):
             flat = np.empty(input.size * self.size, input.dtype)
         flat[self.rank * input.size : (self.rank + 1) * input.size] = input.reshape(-1)
         plan = self._plan("gather", algorithm, input.nbytes, root)
-
-        def steps(tag: int, position: Position) -> Steps:
-            return self._blocks(plan, flat, flat, tag, position)
-
-        return self._collective("gather", steps, async_op, timeout_s, OperationInfo(input, plan.algorithm))
+        return self._execute("gather", plan, input, flat, flat, async_op, timeout_s)
 
     def scatter(
         self,
@@ -345,14 +314,12 @@ class Communicator(DispatchCombine):
             flat = input.reshape(-1)
         else:
             flat = np.empty(output.size * self.size, output.dtype)
-        own = flat[self.rank * output.size : (self.rank + 1) * output.size]
         plan = self._plan("scatter", algorithm, output.nbytes, root)
 
-        def steps(tag: int, position: Position) -> Steps:
-            yield from self._blocks(plan, flat, flat, tag, position)
-            output.reshape(-1)[:] = own
+        def end() -> None:
+            output.reshape(-1)[:] = flat[self.rank * output.size : (self.rank + 1) * output.size]
 
-        return self._collective("scatter", steps, async_op, timeout_s, OperationInfo(output, plan.algorithm))
+        return self._execute("scatter", plan, output, flat, flat, async_op, timeout_s, end=end)
 
     # ---- any collective
 
@@ -381,19 +348,15 @@ class Communicator(DispatchCombine):
         part = max(input.size // max(1, len(before)), output.size // max(1, len(after)))
         check_array(input, "input", numel=part * len(before))
         check_array(output, "output", numel=part * len(after))
-        operation = operation_named(op) if known.reduces else None
         plan = self._plan(known, algorithm, part * output.itemsize, root)
-        source, target = input.reshape(-1), output.reshape(-1)
+        whole = np.empty((known.blocks(self.size), part), output.dtype)
+        whole[list(before)] = input.reshape(len(before), part)
 
-        def steps(tag: int, position: Position) -> Steps:
-            whole = np.empty(part * known.blocks(self.size), output.dtype)
-            for number, block in enumerate(before):
-                whole[block * part : (block + 1) * part] = source[number * part : (number + 1) * part]
-            yield from self._blocks(plan, whole, whole, tag, position, operation)
-            for number, block in enumerate(after):
-                target[number * part : (number + 1) * part] = whole[block * part : (block + 1) * part]
+        def end() -> None:
+            output.reshape(len(after), part)[:] = whole[list(after)]
             if known.reduces:
-                finish(op, target, self.size)
+                finish(op, output.reshape(-1), self.size)
 
-        about = OperationInfo(input, plan.algorithm, reduction_name(op) if known.reduces else "")
-        return self._collective(known.name, steps, async_op, timeout_s, about)
+        flat = whole.reshape(-1)
+        reduction = op if known.reduces else None
+        return self._execute(known.name, plan, input, flat, flat, async_op, timeout_s, reduction, end)

@@ -7,7 +7,8 @@ members of which some die meanwhile. Both send notes outside the message stream.
 How agreement works: the lowest living rank decides. All members vote to it; it waits for all that it considers
 alive, combines the votes, and announces the decision. If it dies, all vote to the next rank, with the decision if
 they know one; that decision then holds. So all living ranks decide alike, provided that suspected ranks are treated
-as dead: a rank that one member has lost is lost for all.
+as dead: a rank that one member has lost is lost for all. Who loses a member after its vote votes again, for the
+deciding rank may have no connection on which it would notice.
 """
 
 from __future__ import annotations
@@ -273,6 +274,8 @@ class Agreement:
         if peer not in self.ranks or peer in self._lost or peer == self.rank:
             return []
         self._lost.add(peer)
+        if self.decided is None:
+            self._voted_to = None  # vote again: the decider may have no contact with the lost member
         return self._advance()
 
     def receive(self, peer: int, message: dict[str, Any]) -> Messages:
@@ -306,7 +309,7 @@ class Agreement:
                 return []
             self._voted_to = self._decider
             known = self.decided is not None
-            return [(self._decider, self._message(self.decided or self._own, known))]
+            return [(self._decider, self._message(self.decided or self._own.without(self._lost), known))]
         living = [rank for rank in self._living if rank != self.rank]
         if self.decided is None:
             if any(rank not in self._votes for rank in living):

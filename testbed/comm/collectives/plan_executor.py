@@ -9,7 +9,7 @@ from testbed.comm.collectives.arrays import Array, Data, as_bytes
 from testbed.comm.collectives.plan import Plan, Round, Runs, Stage, Strand
 from testbed.comm.collectives.progress_engine import Engine, Position, Steps
 from testbed.comm.flight_recorder import Record
-from testbed.comm.transport import Request, TrafficClass
+from testbed.comm.transport import Request, TrafficClass, Transport
 
 # rounds for which receives are posted ahead, so that messages of a faster peer have a buffer
 AHEAD = 2
@@ -17,11 +17,20 @@ Posted = list[tuple[Runs, Array, Request]]
 
 
 class Group:
-    """The ranks of one communicator, numbered from 0; `ranks`: their numbers on the transport, which may have more."""
+    """The ranks of one communicator, numbered from 0; `ranks`: their numbers on the transport, which may have more.
 
-    def __init__(self, engine: Engine, ranks: Sequence[int], traffic: TrafficClass) -> None:
+    transport: carries the messages; None: the engine's.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        ranks: Sequence[int],
+        traffic: TrafficClass,
+        transport: Transport | None = None,
+    ) -> None:
         self.engine = engine
-        self.transport = engine.transport
+        self.transport = transport or engine.transport
         self.ranks = ranks
         self.traffic = traffic
 
@@ -61,7 +70,7 @@ def execute_plan(group: Group, plan: Plan, data: Data, tag: int, position: Posit
     else:
         tasks = []
         for stages in plan.channels:
-            tasks.append(group.engine.start("", _channel(group, stages, data, tag, position, sends)))
+            tasks.append(group.engine.start(_channel(group, stages, data, tag, position, sends)))
             tag += sum(map(len, stages))
         yield tuple(tasks)
     yield tuple([request for request in sends if not request.done])
@@ -76,7 +85,7 @@ def _channel(
         else:
             start = group.engine.start
             yield tuple(
-                start("", _strand(group, strand, data, tag + number, position, sends))
+                start(_strand(group, strand, data, tag + number, position, sends))
                 for number, strand in enumerate(stage)
                 if strand
             )

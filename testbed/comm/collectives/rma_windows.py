@@ -10,11 +10,10 @@ from __future__ import annotations
 import numpy as np
 
 from testbed.comm.collectives.arrays import NOTHING, Array, as_bytes, check_array
-from testbed.comm.collectives.async_work import Work
 from testbed.comm.collectives.group import OperationInfo, RankGroup
-from testbed.comm.collectives.progress_engine import Position, Steps
-from testbed.comm.flight_recorder import Record
-from testbed.comm.transport import Transport, TransportError
+from testbed.comm.collectives.plan_executor import Group
+from testbed.comm.collectives.progress_engine import Position, Steps, Work
+from testbed.comm.transport import TransportError
 from testbed.comm.transport.onesided import (
     FENCE,
     ExposedWindows,
@@ -49,13 +48,8 @@ class WindowOperations(RankGroup):
         windows[self.rank] = number, array.size, array.itemsize
         plan = self._plan("all_gather", "far_first", windows[0].nbytes)
         flat = windows.reshape(-1)
-
-        def steps(tag: int, position: Position) -> Steps:
-            return self._blocks(plan, flat, flat, tag, position)
-
-        about = OperationInfo(array, plan.algorithm)
         try:
-            self._collective("new_window", steps, False, timeout_s, about)
+            self._execute("new_window", plan, array, flat, flat, False, timeout_s)
             sizes = sorted(set(windows[:, 2].tolist()))
             if sizes != [array.itemsize]:
                 raise ValueError(
@@ -64,7 +58,8 @@ class WindowOperations(RankGroup):
         except BaseException:
             carrier.exposed.remove(number)
             raise
-        return Window(self, carrier, carrier.exposed, array, windows)
+        group = Group(self.engine, self.ranks, self.traffic, carrier)
+        return Window(self, group, carrier.exposed, array, windows)
 
 
 class Window:
@@ -79,13 +74,13 @@ class Window:
     def __init__(
         self,
         members: WindowOperations,
-        carrier: Transport,
+        group: Group,
         exposed: ExposedWindows,
         array: Array,
         windows: Array,
     ) -> None:
         self.array = array
-        self._members, self._carrier, self._exposed = members, carrier, exposed
+        self._members, self._group, self._exposed = members, group, exposed
         self._numbers: list[int] = windows[:, 0].tolist()
         self._sizes: list[int] = windows[:, 1].tolist()
 
@@ -107,7 +102,6 @@ class Window:
         Done when `array` may be reused; the target learns of it through `signal` or `fence`. Raises ValueError,
         naming window, offset and size, if the array does not fit.
         """
-        members = self._members
         check_array(array, "array", like=self.array)
         number, size = self._known(dst)
         if not 0 <= offset <= size - array.size:
@@ -115,75 +109,37 @@ class Window:
                 f"put into window {number} of rank {dst}: got {array.size} elements at offset {offset}, "
                 f"expected them within its {size}"
             )
-        target, view = members.ranks[dst], as_bytes(array)
-        tag = put_tag(number, offset * array.itemsize)
-        record = members._begin_record("put", 0, OperationInfo(array), target, number)
-
-        def steps() -> Steps:
-            if record is not None:
-                record.sent(target, len(view), members.transport.now_s)
-            if view:
-                yield (self._carrier.isend(target, tag, view, members.traffic),)
-
-        return self._begin(f"put to rank {dst}, window {number}", steps(), async_op, timeout_s, record)
+        title, tag = f"put to rank {dst}, window {number}", put_tag(number, offset * array.itemsize)
+        return self._message("put", title, number, dst, tag, async_op, timeout_s, array)
 
     def signal(self, dst: int, async_op: bool = False, timeout_s: float | None = None) -> Work:
         """Signal rank `dst` that all earlier puts to it are in place."""
-        members = self._members
         number, _ = self._known(dst)
-        target, tag = members.ranks[dst], signal_tag(number)
-        record = members._begin_record("signal", 0, OperationInfo(), target, number)
-
-        def steps() -> Steps:
-            if record is not None:
-                record.sent(target, 0, members.transport.now_s)
-            yield (self._carrier.isend(target, tag, NOTHING, members.traffic),)
-
-        return self._begin(f"signal to rank {dst}, window {number}", steps(), async_op, timeout_s, record)
+        title = f"signal to rank {dst}, window {number}"
+        return self._message("signal", title, number, dst, signal_tag(number), async_op, timeout_s)
 
     def wait_signal(self, peer: int, async_op: bool = False, timeout_s: float | None = None) -> Work:
         """Wait for a signal from rank `peer`; each signal completes one `wait_signal`."""
-        members = self._members
         self._known(peer, "peer")
-        source, number = members.ranks[peer], self._numbers[members.rank]
-        record = members._begin_record("wait_signal", 0, OperationInfo(), source, number)
-
-        def steps() -> Steps:
-            if record is not None:
-                record.expected(source, 0, members.transport.now_s)
-            yield (self._carrier.irecv(source, signal_tag(number), NOTHING, members.traffic),)
-            if record is not None:
-                record.received(source, 0, members.transport.now_s)
-
+        number = self._numbers[self._members.rank]
         title = f"wait_signal from rank {peer}, window {number}"
-        return self._begin(title, steps(), async_op, timeout_s, record)
+        return self._message("wait_signal", title, number, peer, signal_tag(number), async_op, timeout_s)
 
     def fence(self, async_op: bool = False, timeout_s: float | None = None) -> Work:
         """Wait until all members have called it and all earlier puts of all members are in place, as `MPI_Win_fence`.
 
         Every member sends every other member an empty message.
         """
-        members = self._members
+        members, group = self._members, self._group
         own = self._numbers[members.rank]
 
         def steps(tag: int, position: Position) -> Steps:
-            transport, record = self._carrier, position.record
             waits = []
-            for peer, rank in enumerate(members.ranks):
-                if peer == members.rank:
-                    continue
-                if record is not None:
-                    record.sent(rank, 0, transport.now_s)
-                    record.expected(rank, 0, transport.now_s)
-                waits.append(transport.irecv(rank, signal_tag(own, FENCE), NOTHING, members.traffic))
-                waits.append(
-                    transport.isend(rank, signal_tag(self._numbers[peer], FENCE), NOTHING, members.traffic)
-                )
+            for peer, number in enumerate(self._numbers):
+                if peer != members.rank:
+                    waits.append(group.receive(peer, signal_tag(own, FENCE), NOTHING, position.record))
+                    waits.append(group.send(peer, signal_tag(number, FENCE), NOTHING, position.record))
             yield tuple(waits)
-            if record is not None:
-                for rank in members.ranks:
-                    if rank != transport.rank:
-                        record.received(rank, 0, transport.now_s)
 
         return members._collective("fence", steps, async_op, timeout_s, OperationInfo())
 
@@ -192,19 +148,33 @@ class Window:
         self.fence(timeout_s=timeout_s)
         self._exposed.remove(self._numbers[self._members.rank])
 
-    def _begin(
-        self, name: str, steps: Steps, async_op: bool, timeout_s: float | None, record: Record | None
+    def _message(
+        self,
+        kind: str,
+        title: str,
+        number: int,
+        peer: int,
+        tag: int,
+        async_op: bool,
+        timeout_s: float | None,
+        array: Array | None = None,
     ) -> Work:
         """Start an operation without a control part, because registration and exchange happened with the window."""
-        members, engine = self._members, self._members.engine
+        members, group, engine = self._members, self._group, self._members.engine
+        target = members.ranks[peer]
+        record = engine.record(members._number, 0, kind, array, peer=target, tag=number)
+        timeout_s = members.timeout_s if timeout_s is None else timeout_s
+
+        def steps() -> Steps:
+            begin = group.receive if kind == "wait_signal" else group.send
+            view = NOTHING if array is None else as_bytes(array)
+            if array is None or view:
+                yield (begin(peer, tag, view, record),)
+
         if record is not None:
             record.started(record.scheduled_s)
-        name = f"{name} of {members.name}" if members.name else name
-        task = engine.start(name, steps, None, members._scope, record)
-        work = Work(engine, task, members.timeout_s if timeout_s is None else timeout_s)
-        if not async_op:
-            work.wait()
-        return work
+        position = Position(record)
+        return Work(engine, title, members.name, steps(), position, timeout_s, members._scope).begin(async_op)
 
     def _known(self, rank: int, name: str = "dst") -> tuple[int, int]:
         """Return a member's window: its number at the owner, and its elements."""

@@ -6,9 +6,9 @@ leaves it intact. There are no locks: a reader may find one record half updated.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import math
-import struct
 from collections import deque
 from typing import Any
 
@@ -24,112 +24,137 @@ from testbed.comm.flight_recorder.dumps import (
 )
 
 _MAGIC = b"TBFLIGHT"
-# magic, version, rank, slots, peers per slot, size of the group table, bytes in use of it
-_HEAD = struct.Struct("<8sIIIIII")
-_USED_AT = _HEAD.size - 4
-# number (0: empty slot), group, sequence, state, size in bytes, peer or -1, tag, scheduled, started, ended, number of
-# peers, round, rounds, name, algorithm, dtype, op, phase, error
-_SLOT = struct.Struct("<QQQIQqQdddIII24s24s12s8s32s160s")
-_STATE_AT, _STARTED_AT, _ENDED_AT, _PEERS_AT, _ROUND_AT, _PHASE_AT, _ERROR_AT = map(
-    struct.calcsize,
-    (
-        "<QQQ",
-        "<QQQIQqQd",
-        "<QQQIQqQdd",
-        "<QQQIQqQddd",
-        "<QQQIQqQdddI",
-        *(f"<QQQIQqQdddIII24s24s12s8s{more}" for more in ("", "32s")),
-    ),
-)
-# peer; messages sent, expected, received; bytes of each; first and last sent, first expected, last received
-_PEER = struct.Struct("<iiiiqqqdddd")
+_VERSION = 1
 SLOTS, PEERS, GROUPS_BYTES = 128, 32, 32 * 1024
 _NEVER = float("nan")
-_ROUNDS = struct.Struct("<II")
+
+
+_TEXT_BYTES = {"name": 24, "algorithm": 24, "dtype": 12, "op": 8, "phase": 32, "error": 160}
+
+
+class _Head(ctypes.LittleEndianStructure):
+    """What a ring begins with. The table of groups follows, as lines of JSON, and the slots, `peers` in each."""
+
+    _pack_ = 1
+    _fields_ = (
+        ("magic", ctypes.c_char * 8),
+        *(
+            (name, ctypes.c_uint32)
+            for name in ("version", "rank", "slots", "peers", "groups_bytes", "groups_used")
+        ),
+    )
+
+
+class _Slot(ctypes.LittleEndianStructure):
+    """An operation; its peers follow. The fields are those of Entry, besides `number`, which is 0 in an empty slot."""
+
+    _pack_ = 1
+    _fields_ = (
+        *((name, ctypes.c_uint64) for name in ("number", "group", "sequence")),
+        ("state", ctypes.c_uint32),  # the index in STATES
+        ("size_bytes", ctypes.c_uint64),
+        ("peer", ctypes.c_int64),  # or -1
+        ("tag", ctypes.c_uint64),
+        *((name, ctypes.c_double) for name in ("scheduled_s", "started_s", "ended_s")),
+        *((name, ctypes.c_uint32) for name in ("peers", "round", "rounds")),
+        *((name, ctypes.c_char * size_bytes) for name, size_bytes in _TEXT_BYTES.items()),
+    )
+
+
+class _Peer(ctypes.LittleEndianStructure):
+    """Messages with one peer, with the fields of PeerTraffic."""
+
+    _pack_ = 1
+    _fields_ = (
+        *((name, ctypes.c_int32) for name in ("peer", "sent", "expected", "received")),
+        *((name, ctypes.c_int64) for name in ("sent_bytes", "expected_bytes", "received_bytes")),
+        *(
+            (name, ctypes.c_double)
+            for name in ("sent_first_s", "sent_last_s", "expected_first_s", "received_last_s")
+        ),
+    )
+
+
+_HEAD_BYTES, _SLOT_BYTES, _PEER_BYTES = map(ctypes.sizeof, (_Head, _Slot, _Peer))
 
 
 def ring_bytes(slots: int = SLOTS, peers: int = PEERS) -> int:
     """Return the size of a ring in bytes."""
-    return _HEAD.size + GROUPS_BYTES + slots * (_SLOT.size + peers * _PEER.size)
+    return _HEAD_BYTES + GROUPS_BYTES + slots * (_SLOT_BYTES + peers * _PEER_BYTES)
 
 
 class Record:
     """One operation, as recorded by its rank. Times are those of the rank's clock."""
 
-    __slots__ = ("_at", "_max_peers", "_memory", "_peers", "_phase", "over", "scheduled_s")
+    __slots__ = ("_at", "_max_peers", "_memory", "_peers", "_phase", "_slot", "over", "scheduled_s")
 
-    def __init__(self, memory: Any, at: int, max_peers: int, scheduled_s: float) -> None:
+    def __init__(self, memory: Any, at: int, max_peers: int, slot: _Slot) -> None:
         self._memory = memory
         self._at = at
         self._max_peers = max_peers
-        self._peers: dict[int, list[Any]] = {}
+        self._slot = slot
+        self._peers: dict[int, _Peer] = {}
         self._phase = ""
-        self.scheduled_s = scheduled_s
+        self.scheduled_s = slot.scheduled_s
         self.over = False
 
     def started(self, now_s: float) -> None:
         """Record that the control part is over, and data is sent."""
-        struct.pack_into("<I", self._memory, self._at + _STATE_AT, STATES.index(STARTED))
-        struct.pack_into("<d", self._memory, self._at + _STARTED_AT, now_s)
+        self._slot.state = STATES.index(STARTED)
+        self._slot.started_s = now_s
 
     def position(self, phase: str, number: int, count: int) -> None:
         """Record the progress: round `number` of `count` of a phase."""
-        _ROUNDS.pack_into(self._memory, self._at + _ROUND_AT, number, count)
+        self._slot.round = number
+        self._slot.rounds = count
         if phase is not self._phase:
             self._phase = phase
-            struct.pack_into("<32s", self._memory, self._at + _PHASE_AT, phase.encode())
+            self._slot.phase = _encode(phase, "phase")
 
     def sent(self, peer: int, size_bytes: int, now_s: float) -> None:
         """Record that a message was passed to the transport."""
-        counts = self._find_peer(peer)
-        if counts is not None:
-            counts[1] += 1
-            counts[4] += size_bytes
-            if math.isnan(counts[7]):
-                counts[7] = now_s
-            counts[8] = now_s
-            self._write_counts(counts)
+        traffic = self._peers.get(peer) or self._add_peer(peer)
+        if traffic is not None:
+            if not traffic.sent:
+                traffic.sent_first_s = now_s
+            traffic.sent += 1
+            traffic.sent_bytes += size_bytes
+            traffic.sent_last_s = now_s
 
     def expected(self, peer: int, size_bytes: int, now_s: float) -> None:
         """Record that a receive was posted."""
-        counts = self._find_peer(peer)
-        if counts is not None:
-            counts[2] += 1
-            counts[5] += size_bytes
-            if math.isnan(counts[9]):
-                counts[9] = now_s
-            self._write_counts(counts)
+        traffic = self._peers.get(peer) or self._add_peer(peer)
+        if traffic is not None:
+            if not traffic.expected:
+                traffic.expected_first_s = now_s
+            traffic.expected += 1
+            traffic.expected_bytes += size_bytes
 
     def received(self, peer: int, size_bytes: int, now_s: float) -> None:
         """Record that a message has arrived."""
-        counts = self._find_peer(peer)
-        if counts is not None:
-            counts[3] += 1
-            counts[6] += size_bytes
-            counts[10] = now_s
-            self._write_counts(counts)
+        traffic = self._peers.get(peer) or self._add_peer(peer)
+        if traffic is not None:
+            traffic.received += 1
+            traffic.received_bytes += size_bytes
+            traffic.received_last_s = now_s
 
     def ended(self, state: str, now_s: float, error: str = "") -> None:
         """Record the end: COMPLETED or FAILED."""
         self.over = True
         if state == FAILED:
-            struct.pack_into("<160s", self._memory, self._at + _ERROR_AT, _encode(error, 160))
-        struct.pack_into("<d", self._memory, self._at + _ENDED_AT, now_s)
-        struct.pack_into("<I", self._memory, self._at + _STATE_AT, STATES.index(state))
+            self._slot.error = _encode(error, "error")
+        self._slot.ended_s = now_s
+        self._slot.state = STATES.index(state)
 
-    def _find_peer(self, peer: int) -> list[Any] | None:
-        counts = self._peers.get(peer)
-        if counts is None:
-            if len(self._peers) >= self._max_peers:
-                return None
-            index = len(self._peers)
-            counts = self._peers[peer] = [index, 0, 0, 0, 0, 0, 0, _NEVER, _NEVER, _NEVER, _NEVER, peer]
-            struct.pack_into("<I", self._memory, self._at + _PEERS_AT, index + 1)
-        return counts
-
-    def _write_counts(self, counts: list[Any]) -> None:
-        at = self._at + _SLOT.size + counts[0] * _PEER.size
-        _PEER.pack_into(self._memory, at, counts[11], *counts[1:11])
+    def _add_peer(self, peer: int) -> _Peer | None:
+        number = len(self._peers)
+        if number >= self._max_peers:
+            return None
+        traffic = _Peer.from_buffer(self._memory, self._at + _SLOT_BYTES + number * _PEER_BYTES)
+        traffic.__init__(peer, 0, 0, 0, 0, 0, 0, _NEVER, _NEVER, _NEVER, _NEVER)  # type: ignore[misc]
+        self._peers[peer] = traffic
+        self._slot.peers = number + 1
+        return traffic
 
 
 class Recorder:
@@ -154,17 +179,17 @@ class Recorder:
         self._free = deque(range(slots))
         self._records: dict[int, deque[tuple[int, Record]]] = {}
         self._number = 0
-        self._used = 0
-        _HEAD.pack_into(memory, 0, _MAGIC, 1, rank, slots, peers, GROUPS_BYTES, 0)
+        self._head = _Head.from_buffer(memory)
+        self._head.__init__(_MAGIC, _VERSION, rank, slots, peers, GROUPS_BYTES, 0)  # type: ignore[misc]
 
     def group(self, number: int, name: str, ranks: tuple[int, ...]) -> None:
         """Record a new communicator, unless the table is full."""
         line = json.dumps([number, name, ranks]).encode() + b"\n"
-        if self._used + len(line) <= GROUPS_BYTES:
-            at = _HEAD.size + self._used
+        used = self._head.groups_used
+        if used + len(line) <= GROUPS_BYTES:
+            at = _HEAD_BYTES + used
             self._memory[at : at + len(line)] = line
-            self._used += len(line)
-            struct.pack_into("<I", self._memory, _USED_AT, self._used)
+            self._head.groups_used = used + len(line)
 
     def begin(
         self,
@@ -172,7 +197,6 @@ class Recorder:
         sequence: int,
         name: str,
         now_s: float,
-        *,
         size_bytes: int = 0,
         algorithm: str = "",
         dtype: str = "",
@@ -181,20 +205,21 @@ class Recorder:
         tag: int = 0,
     ) -> Record | None:
         """Record that the rank requests an operation; None if there is no room. See Entry for the arguments."""
-        slot = self._slot()
-        if slot is None:
+        place = self._free_slot()
+        if place is None:
             return None
         self._number += 1
-        at = _HEAD.size + GROUPS_BYTES + slot * (_SLOT.size + self._max_peers * _PEER.size)
-        texts = [_encode(*pair) for pair in ((name, 24), (algorithm, 24), (dtype, 12), (op, 8))]
+        at = _HEAD_BYTES + GROUPS_BYTES + place * (_SLOT_BYTES + self._max_peers * _PEER_BYTES)
+        texts = map(_encode, (name, algorithm, dtype, op, "", ""), _TEXT_BYTES)
         times = (now_s, _NEVER, _NEVER)
         head = (self._number, group, sequence, 0, size_bytes, peer, tag)
-        _SLOT.pack_into(self._memory, at, *head, *times, 0, 0, 0, *texts, b"", b"")
-        record = Record(self._memory, at, self._max_peers, now_s)
-        self._records.setdefault(group, deque()).append((slot, record))
+        slot = _Slot.from_buffer(self._memory, at)
+        slot.__init__(*head, *times, 0, 0, 0, *texts)  # type: ignore[misc]
+        record = Record(self._memory, at, self._max_peers, slot)
+        self._records.setdefault(group, deque()).append((place, record))
         return record
 
-    def _slot(self) -> int | None:
+    def _free_slot(self) -> int | None:
         if self._free:
             return self._free.popleft()
         for records in sorted(self._records.values(), key=len, reverse=True):
@@ -207,70 +232,46 @@ class Recorder:
 
 def read_ring(memory: Any, host: str, time_s: float, ended: str = "") -> RankDump:
     """Return the content of a ring. Raises DumpError if the memory is not one."""
-    if len(memory) < _HEAD.size:
+    if len(memory) < _HEAD_BYTES:
         raise DumpError(f"got {len(memory)} bytes, expected a flight recorder's ring")
-    magic, version, rank, slots, peers, groups_bytes, used = _HEAD.unpack_from(memory, 0)
-    if magic != _MAGIC or version != 1:
-        raise DumpError(f"magic, version: got {magic!r}, {version}, expected {_MAGIC!r}, 1")
-    if len(memory) < (expected := ring_bytes(slots, peers)):
+    head = _Head.from_buffer_copy(memory)
+    if head.magic != _MAGIC or head.version != _VERSION:
+        raise DumpError(
+            f"magic, version: got {head.magic!r}, {head.version}, expected {_MAGIC!r}, {_VERSION}"
+        )
+    if len(memory) < (expected := ring_bytes(head.slots, head.peers)):
         raise DumpError(f"got {len(memory)} bytes of a ring, expected {expected}")
-    lines = bytes(memory[_HEAD.size : _HEAD.size + used]).splitlines()
+    lines = bytes(memory[_HEAD_BYTES : _HEAD_BYTES + head.groups_used]).splitlines()
     groups = [GroupRecord(number, name, tuple(ranks)) for number, name, ranks in map(json.loads, lines)]
-    start, stride = _HEAD.size + groups_bytes, _SLOT.size + peers * _PEER.size
-    records = [_read_entry(memory, start + slot * stride) for slot in range(slots)]
+    start, stride = _HEAD_BYTES + head.groups_bytes, _SLOT_BYTES + head.peers * _PEER_BYTES
+    records = [_read_entry(memory, start + slot * stride) for slot in range(head.slots)]
     entries = [entry for number, entry in sorted(records, key=lambda item: item[0]) if number]
-    return RankDump(rank, host, time_s, ended, tuple(groups), tuple(entries))
+    return RankDump(head.rank, host, time_s, ended, tuple(groups), tuple(entries))
 
 
 def _read_entry(memory: Any, at: int) -> tuple[int, Entry]:
-    number, group, sequence, state, size_bytes, peer, tag, *rest = _SLOT.unpack_from(memory, at)
-    scheduled_s, started_s, ended_s, count, done, rounds, *texts = rest
-    name, algorithm, dtype, op, phase, error = (_decode(text) for text in texts)
-    peers = {}
-    for index in range(count):
-        counts = _PEER.unpack_from(memory, at + _SLOT.size + index * _PEER.size)
-        peers[counts[0]] = PeerTraffic(
-            sent=counts[1],
-            sent_bytes=counts[4],
-            sent_first_s=_time(counts[7]),
-            sent_last_s=_time(counts[8]),
-            expected=counts[2],
-            expected_bytes=counts[5],
-            expected_first_s=_time(counts[9]),
-            received=counts[3],
-            received_bytes=counts[6],
-            received_last_s=_time(counts[10]),
-        )
-    entry = Entry(
-        group,
-        sequence,
-        name,
-        STATES[state],
-        scheduled_s,
-        algorithm,
-        dtype,
-        op,
-        size_bytes,
-        _time(started_s),
-        _time(ended_s),
-        None if peer < 0 else peer,
-        None if peer < 0 else tag,
-        phase,
-        done,
-        rounds,
-        error,
-        peers,
-    )
-    return number, entry
+    values = _read_fields(_Slot.from_buffer_copy(memory, at))
+    traffic = {}
+    for index in range(values["peers"]):
+        own = _read_fields(_Peer.from_buffer_copy(memory, at + _SLOT_BYTES + index * _PEER_BYTES))
+        peer = own.pop("peer")
+        traffic[peer] = PeerTraffic(**own)
+    values |= {"state": STATES[values["state"]], "peers": traffic}
+    if values["peer"] < 0:
+        values |= {"peer": None, "tag": None}
+    return values.pop("number"), Entry(**values)
 
 
-def _encode(text: str, size: int) -> bytes:
-    return text.encode()[:size]
+def _read_fields(record: _Slot | _Peer) -> dict[str, Any]:
+    """Return the fields of a record by name, texts decoded, and None for times that are not known."""
+    values = {}
+    for name, *_ in record._fields_:
+        value = getattr(record, name)
+        if isinstance(value, bytes):
+            value = value.decode(errors="replace")
+        values[name] = None if isinstance(value, float) and math.isnan(value) else value
+    return values
 
 
-def _decode(data: bytes) -> str:
-    return data.rstrip(b"\0").decode(errors="replace")
-
-
-def _time(value: float) -> float | None:
-    return None if math.isnan(value) else value
+def _encode(text: str, field: str) -> bytes:
+    return text.encode()[: _TEXT_BYTES[field]]

@@ -48,25 +48,6 @@ NO_COSTS = BootstrapCosts()
 _MIN_SLEEP_S = 0.5e-3  # short costs are summed up, so that addresses are also handled in batches
 
 
-class _CostSleeper:
-    """Accumulates software time and spends it by sleeping."""
-
-    def __init__(self) -> None:
-        self.pending_s = 0.0
-
-    def add(self, seconds: float) -> None:
-        """Add to the pending time, and sleep once it is long enough."""
-        self.pending_s += seconds
-        if self.pending_s >= _MIN_SLEEP_S:
-            self.flush()
-
-    def flush(self) -> None:
-        """Sleep for the pending time."""
-        if self.pending_s > 0:
-            time.sleep(self.pending_s)
-            self.pending_s = 0.0
-
-
 @dataclass
 class BootstrapReport:
     """What the bootstrap cost one rank: seconds, connections made, messages and bytes in both directions."""
@@ -115,67 +96,63 @@ def bootstrap(
     if method not in METHODS:
         raise ValueError(f"method: got {method!r}, expected one of {', '.join(METHODS)}")
     begun_s = time.monotonic()
-    exchange = _Bootstrap(method, rank, size, master, own, token, begun_s + timeout_s, timeout_s, costs)
+    exchange = _Exchange(method, rank, size, master, own, token, timeout_s, costs, begun_s + timeout_s)
     addresses = exchange.run(master_listener) if size > 1 else Addresses.of([own])
     exchange.report.time_s = time.monotonic() - begun_s
     return addresses, exchange.report
 
 
-class _Bootstrap:
-    def __init__(
-        self,
-        method: str,
-        rank: int,
-        size: int,
-        master: Address,
-        own: Address,
-        token: str,
-        deadline_s: float,
-        timeout_s: float,
-        costs: BootstrapCosts,
-    ) -> None:
-        self.report = BootstrapReport(method)
-        self.costs = costs
-        self.sleeper = _CostSleeper()
-        self.rank = rank
-        self.size = size
-        self.master = master
-        self.own = own
-        self.token = token
-        self.deadline_s = deadline_s
-        self.timeout_s = timeout_s
-        self.ring = method == "ring_hybrid"
+@dataclass
+class _Exchange:
+    """One rank's part; see `bootstrap` for the fields."""
+
+    method: str
+    rank: int
+    size: int
+    master: Address
+    own: Address
+    token: str
+    timeout_s: float
+    costs: BootstrapCosts
+    deadline_s: float
+    pending_s: float = 0.0  # of software, to be slept
+
+    def __post_init__(self) -> None:
+        self.report = BootstrapReport(self.method)
 
     def run(self, master_listener: socket.socket | None) -> Addresses:
         """Return the addresses of all ranks."""
-        addresses = self._exchange(master_listener)
-        self.sleeper.flush()
-        return addresses
-
-    def _exchange(self, master_listener: socket.socket | None) -> Addresses:
         with contextlib.ExitStack() as stack:
-            listener = None
-            if self.ring:
-                listener = stack.enter_context(open_listener((self.own[0], 0)))
-            listening = listener.getsockname() if listener is not None else self.own
+            ring = None
+            if self.method == "ring_hybrid":
+                ring = stack.enter_context(open_listener((self.own[0], 0)))
+            listening = self.own if ring is None else ring.getsockname()
             if self.rank == 0:
                 listener_sock = stack.enter_context(master_listener or open_listener(self.master))
                 callers = self._gather(listener_sock, stack)
-                self.sleeper.flush()
+                self._spend(0.0)
                 table = Addresses.of([listening] + [callers[peer][1] for peer in range(1, self.size)])
                 for peer, (sock, _) in callers.items():
-                    answer = Addresses.of([table[(peer + 1) % self.size]]) if self.ring else table
+                    answer = table if ring is None else Addresses.of([table[(peer + 1) % self.size]])
                     self._send(sock, answer.packed)
                 next_address = table[1]
             else:
                 sock = stack.enter_context(self._dial(self.master, 0))
                 self._send(sock, self._hello(0) + Addresses.of([listening]).packed)
-                count = 1 if self.ring else self.size
+                count = self.size if ring is None else 1
                 table = Addresses(self._receive(sock, count * ENTRY_BYTES, "rank 0's answer", 0))
                 next_address = table[0]
-            if listener is None:
-                return table
-            return self._exchange_ring(listener, next_address, stack)
+            if ring is not None:
+                table = self._exchange_ring(ring, next_address, stack)
+        self._spend(0.0)
+        return table
+
+    def _spend(self, seconds: float, least_s: float = 0.0) -> None:
+        """Let software take this time; sleep once there are at least `least_s` to sleep."""
+        self.pending_s += seconds
+        if self.pending_s > 0 and self.pending_s >= least_s:
+            time.sleep(self.pending_s)
+            self.pending_s = 0.0
 
     # ---- rank 0 collects addresses
 
@@ -215,7 +192,7 @@ class _Bootstrap:
                         continue
                     sock.setblocking(True)
                     callers[peer] = (sock, Addresses(bytes(received[HELLO_BYTES:]))[0])
-                    self.sleeper.add(self.costs.caller_s)
+                    self._spend(self.costs.caller_s, _MIN_SLEEP_S)
                     self.report.messages_received += 1
                     self.report.bytes_received += len(received)
                     self.report.connections += 1
@@ -236,10 +213,9 @@ class _Bootstrap:
         if len(received) < wanted:
             return None
         try:
-            peer = read_hello(bytes(received[:HELLO_BYTES]), 0, self.size, self.token).sender
+            return read_hello(bytes(received[:HELLO_BYTES]), 0, self.size, self.token).sender
         except ValueError:
             return -1
-        return peer
 
     # ---- around the ring
 
@@ -249,33 +225,23 @@ class _Bootstrap:
         """Pass addresses around the ring: each rank forwards what it receives, except its successor's own address."""
         next_rank, previous_rank = (self.rank + 1) % self.size, (self.rank - 1) % self.size
         next_sock = stack.enter_context(self._dial(next_address, next_rank))
-        self._send(next_sock, self._hello(next_rank) + Addresses.of([self.own]).packed)
+        own = Addresses.of([self.own]).packed
+        self._send(next_sock, self._hello(next_rank) + own)
         previous_sock = stack.enter_context(self._accept(listener, previous_rank))
-        table = bytearray(self.size * ENTRY_BYTES)
-        self._enter(table, self.rank, Addresses.of([self.own]).packed)
-        missing = self.size - 1
-        source = previous_rank
-        pending = b""
-        while missing:
-            data = self._receive_some(previous_sock, (missing * ENTRY_BYTES) - len(pending), previous_rank)
-            pending += data
-            count = len(pending) // ENTRY_BYTES
-            entries, pending = pending[: count * ENTRY_BYTES], pending[count * ENTRY_BYTES :]
+        entries = bytearray(own)  # of this rank, the previous one, the one before it, and so on
+        whole, forwarded = self.size * ENTRY_BYTES, ENTRY_BYTES
+        while len(entries) < whole:
+            before = len(entries) // ENTRY_BYTES
+            entries += self._receive_some(previous_sock, whole - len(entries), previous_rank)
+            count = len(entries) // ENTRY_BYTES
             # the successor knows its own address: do not forward the last entry
-            passed = count if missing > count else count - 1
-            if passed > 0:
-                self._send(next_sock, entries[: passed * ENTRY_BYTES])
-            for number in range(count):
-                entry = entries[number * ENTRY_BYTES : (number + 1) * ENTRY_BYTES]
-                self._enter(table, source, entry)
-                source = (source - 1) % self.size
-            missing -= count
-            self.sleeper.add(count * self.costs.entry_s)
-        return Addresses(bytes(table))
-
-    @staticmethod
-    def _enter(table: bytearray, rank: int, entry: bytes) -> None:
-        table[rank * ENTRY_BYTES : (rank + 1) * ENTRY_BYTES] = entry
+            end = min(count, self.size - 1) * ENTRY_BYTES
+            if end > forwarded:
+                self._send(next_sock, bytes(entries[forwarded:end]))
+                forwarded = end
+            self._spend((count - before) * self.costs.entry_s, _MIN_SLEEP_S)
+        starts = [(self.rank - rank) % self.size * ENTRY_BYTES for rank in range(self.size)]
+        return Addresses(b"".join(entries[start : start + ENTRY_BYTES] for start in starts))
 
     def _accept(self, listener: socket.socket, before: int) -> socket.socket:
         """Return the connection of the previous rank. Unknown callers are refused."""

@@ -13,13 +13,7 @@ import struct
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
 
-from testbed.comm.transport.base import (
-    MAX_NOTE_BYTES,
-    MAX_REASON_BYTES,
-    Request,
-    TransportError,
-    describe_abort,
-)
+from testbed.comm.transport.base import Request, TransportError
 from testbed.comm.transport.reassembly import IncomingMessage
 from testbed.comm.transport.stream import NOTHING, Stream
 
@@ -143,8 +137,6 @@ class Channel(Stream):
         self.peer_said_goodbye = False
         # the segment being received: message, offset, length, flags and sequence number
         self.current: tuple[IncomingMessage, int, int, int, int] | None = None
-        self._goodbye_reason: bytearray | None = None
-        self._note_data: bytearray | None = None
 
     def attach(self, sock: Any, watch: Any) -> None:
         """Attach the socket (see Stream), and let the pair use this channel."""
@@ -190,7 +182,6 @@ class Channel(Stream):
     def _begin_payload(self, stage: bytearray, start: int) -> bool:
         frame = _Frame._make(FRAME.unpack_from(stage, start))
         self.current = None
-        self._goodbye_reason = None
         self._target = NOTHING
         if frame.kind == _SEGMENT:
             return self._begin_segment(frame)
@@ -198,12 +189,10 @@ class Channel(Stream):
             return self._on_ack(frame.segments)
         if frame.kind == _NOTIFY:
             return self._on_notify(frame)
-        if frame.kind == _GOODBYE and frame.length <= MAX_REASON_BYTES:
+        if frame.kind == _GOODBYE:
             return self._begin_goodbye(frame.length)
-        if frame.kind == _NOTE and frame.length <= MAX_NOTE_BYTES:
-            self._note_data = bytearray(frame.length)
-            self._target = memoryview(self._note_data)
-            return True
+        if frame.kind == _NOTE:
+            return self._begin_note(frame.length)
         return self._refuse(f"it sent a frame of kind {frame.kind}, {frame.length} bytes")
 
     def _begin_segment(self, frame: _Frame) -> bool:
@@ -238,14 +227,9 @@ class Channel(Stream):
         self.pair.on_progress(into)
         return self.lost is None
 
-    def _begin_goodbye(self, length: int) -> bool:
-        if length:
-            self._goodbye_reason = bytearray(length)
-            self._target = memoryview(self._goodbye_reason)
-            return True
-        self.peer_said_goodbye = True
-        self._on_goodbye("it closed its end", orderly=True)
-        return False
+    def _on_goodbye(self, reason: str, orderly: bool = False) -> None:
+        self.peer_said_goodbye = self.peer_said_goodbye or orderly
+        super()._on_goodbye(reason, orderly)
 
     def _wait_for_room(self) -> None:
         """Leave the rest in the kernel until there is room."""
@@ -258,13 +242,8 @@ class Channel(Stream):
         return False
 
     def _on_payload(self) -> None:
-        if self._goodbye_reason is not None:
-            self._on_goodbye(describe_abort(self._goodbye_reason))
-            return
-        if self._note_data is not None:
-            note, self._note_data = bytes(self._note_data), None
-            if self.on_note is not None:
-                self.on_note(self.peer, note)
+        if self._control is not None:
+            super()._on_payload()
             return
         if self.current is None:
             return

@@ -12,15 +12,13 @@ from __future__ import annotations
 import heapq
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
-from typing import Any
 
 from testbed.comm.transport.base import (
     BEST_EFFORT,
     CONTROL_TAG,
-    PeerCounters,
     PeerLost,
     Request,
     TrafficClass,
@@ -106,14 +104,6 @@ class Software:
         """Whether messages cost anything."""
         return any((self.message_s, self.byte_s, self.note_cost_s, self.handover_s))
 
-    @classmethod
-    def from_document(cls, document: dict[str, Any]) -> Software:
-        """Return the inverse of dataclasses.asdict, after a round trip through JSON."""
-        fields = dict(document, slots=Slots(**document["slots"]))
-        if fields["registration"] is not None:
-            fields["registration"] = Registration(**fields["registration"])
-        return cls(**fields)
-
 
 class OperationCosts:
     """The costs of one rank's operations, without their messages. `seed` of the random draws differs by rank."""
@@ -181,11 +171,6 @@ class CostedTransport(Wrapper):
         # actions by due time, then by order of request
         self._due: list[tuple[float, int, Callable[[], None]]] = []
         self._number = count()
-
-    @property
-    def counters(self) -> Mapping[int, PeerCounters]:
-        """See Transport."""
-        return self.inner.counters
 
     def isend(self, peer: int, tag: int, view: memoryview, traffic: TrafficClass = BEST_EFFORT) -> Request:
         """See Transport. The message leaves once its cost is spent."""

@@ -11,8 +11,7 @@ import contextlib
 import socket
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import reduce
-from typing import Any, Protocol
+from typing import Generic, Protocol, TypeVar
 
 from testbed.comm.transport.base import (
     BEST_EFFORT,
@@ -33,23 +32,30 @@ from testbed.comm.transport.base import (
     encode_reason,
 )
 from testbed.comm.transport.connector import Connector, StreamKey
-from testbed.comm.transport.event_loop import EventLoop, StallDetector, set_timer_slack
-from testbed.comm.transport.onesided import ExposedWindows, is_one_sided, is_put
-from testbed.comm.transport.sockets import (
-    MeshSettings,
-    SocketOptions,
-    WireCounts,
-    describe_socket_state,
-    read_socket_options,
-    read_wire_counts,
-    snapshot_connection,
-)
+from testbed.comm.transport.event_loop import EventLoop, set_timer_slack
+from testbed.comm.transport.onesided import ExposedWindows, PeerEnd, is_one_sided, is_put
+from testbed.comm.transport.socket_view import SocketView
+from testbed.comm.transport.sockets import MeshSettings
 from testbed.comm.transport.stream import Stream
 from testbed.comm.transport.wire import ConnectionKey
 
 
-class PeerConnections(Protocol):
-    """The connections that carry messages to and from one peer."""
+class Pair(Protocol):
+    """What carries messages to and from one peer, of one class of traffic.
+
+    Attributes:
+        lost: Why nothing more comes from the peer.
+    """
+
+    lost: TransportError | None
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether it has, or had, all of its connections."""
+
+    @property
+    def can_say_goodbye(self) -> bool:
+        """Whether nothing waits to be sent that cannot be sent behind the goodbye."""
 
     def send(self, request: Request) -> None:
         """Send as much as the kernel accepts now, the rest when it can."""
@@ -58,43 +64,46 @@ class PeerConnections(Protocol):
         """Take the oldest message of the request's tag, or post the request."""
 
 
-class Mesh:
-    """One rank's sockets.
+PairT = TypeVar("PairT", bound=Pair)
+
+
+class Mesh(SocketView, Generic[PairT]):
+    """One rank's sockets, and its pairs with the other ranks.
 
     Args:
         rank: This rank.
         addresses: (IPv4 address, port) of every rank, in rank order.
         settings: Sockets and timeouts.
-        listener: A bound socket to listen on instead of this rank's address.
         eager: Connect to all peers at once.
+        listener: A bound socket to listen on instead of this rank's address.
 
     Raises:
         TransportError: If a setting does not take effect.
         TransportTimeout: If `eager` is set and a peer does not appear.
     """
 
-    counts_payload = True  # whether `peer_counts` has the bytes of messages
-
     def __init__(
         self,
         rank: int,
         addresses: Sequence[tuple[str, int]],
         settings: MeshSettings,
-        listener: socket.socket | None,
-        eager: bool,
+        *,
+        eager: bool = False,
+        listener: socket.socket | None = None,
     ) -> None:
         if not 0 <= rank < len(addresses):
             raise ValueError(
                 f"rank: got {rank}, expected 0 to {len(addresses) - 1}, one below the number of addresses"
             )
+        super().__init__()
         self.rank = rank
         self.size = len(addresses)
         self.now_s = time.monotonic()
         self.settings = settings
-        self.stall_detector: StallDetector | None = None
         self.exposed = ExposedWindows()
         self._counters = PeerCounterMap(rank, self.size)
-        self._streams: dict[StreamKey, Stream] = {}
+        self._best_effort: dict[int, PairT] = {}  # pairs by peer
+        self._pairs: dict[TrafficClass, dict[int, PairT]] = {BEST_EFFORT: self._best_effort}
         self._ended: TransportError | None = None  # why new streams are lost at once
         self._closed = False
         self._aborted_sockets: list[socket.socket] = []
@@ -118,28 +127,32 @@ class Mesh:
 
     # ---- for subclasses
 
-    def _connections_to(self, peer: int, tag: int, traffic: TrafficClass) -> PeerConnections:
-        """Return the connections for messages of this class with a peer, creating them if needed. Raises ValueError."""
-        raise NotImplementedError
-
     def _make_stream(self, peer: int, key: ConnectionKey) -> Stream:
-        """Return a new stream for a connection that this rank or a peer wants. ValueError if there should be none."""
+        """Return a new stream for a connection that this rank or a peer wants, and make its pair if there is none.
+
+        ValueError if there should be no such connection.
+        """
         raise NotImplementedError
 
-    def _keys(self, peer: int) -> list[ConnectionKey]:
-        """Return the connections with a peer that `connect` makes."""
-        raise NotImplementedError
+    def _end(self, peer: int) -> PeerEnd:
+        return PeerEnd(self.rank, peer, self._counters[peer], self.exposed, self.settings.max_staged_bytes)
+
+    def _keys(self, peer: int, traffic: TrafficClass = BEST_EFFORT) -> list[ConnectionKey]:
+        """Return the connections of a pair."""
+        return [ConnectionKey(traffic)]
 
     def _drop_lost(self, peer: int) -> None:
-        """Forget all lost connections with a peer."""
-        raise NotImplementedError
+        """Forget all lost pairs with a peer."""
+        for pairs in self._pairs.values():
+            if peer in pairs and pairs[peer].lost is not None:
+                del pairs[peer]
 
     # ---- the transport
 
     def isend(self, peer: int, tag: int, view: memoryview, traffic: TrafficClass = BEST_EFFORT) -> Request:
         """See Transport."""
         request = Request("send", peer, tag, view)
-        self._connections_to(peer, tag, traffic).send(request)
+        self._pair(peer, tag, traffic).send(request)
         return request
 
     def irecv(self, peer: int, tag: int, view: memoryview, traffic: TrafficClass = BEST_EFFORT) -> Request:
@@ -148,8 +161,20 @@ class Mesh:
             raise address_error(self.rank, self.size, peer, tag)
         check_writable(view)
         request = Request("recv", peer, tag, view)
-        self._connections_to(peer, tag, traffic).receive(request)
+        self._pair(peer, tag, traffic).receive(request)
         return request
+
+    def _pair(self, peer: int, tag: int, traffic: TrafficClass) -> PairT:
+        """Return the pair for messages of this class with a peer, creating it if needed. Raises ValueError."""
+        pairs = self._best_effort if traffic is BEST_EFFORT else self._pairs.get(traffic, {})
+        pair = pairs.get(peer)
+        if pair is None or not 0 <= tag <= MAX_TAG:
+            self._check_address(peer, tag)
+        if pair is None or (pair.lost is None and not pair.is_connected):
+            for key in self._keys(peer, traffic):
+                self._stream(peer, key)
+            pair = self._pairs[traffic][peer]
+        return pair
 
     @property
     def connections(self) -> int:
@@ -205,70 +230,6 @@ class Mesh:
                 peers = sorted({stream.peer for stream in missing})
                 raise TransportTimeout(self.rank, peers, "waiting to connect with", bound_s)
             self.progress(left_s)
-
-    def socket_info(self) -> list[dict[str, Any]]:
-        """Return `peer`, class and channel (unless 0) and `Stream.info` of every connection, open or past.
-
-        Ready for JSON.
-        """
-        entries = []
-        for (peer, (traffic, channel, _)), stream in sorted(self._streams.items(), key=lambda item: item[0]):
-            info = stream.info()
-            if info is not None:
-                marks = {"dscp": traffic.dscp, "priority": traffic.priority, "channel": channel}
-                entries.append({"peer": peer, **{k: v for k, v in marks.items() if v}, **info})
-        return entries
-
-    def snapshots(self) -> list[tuple[int, ConnectionKey, dict[str, float]]]:
-        """Return peer, key and `sockets.snapshot_connection` of all open connections. Thread-safe."""
-        snapshots = []
-        for (peer, key), stream in list(self._streams.items()):
-            if (sock := stream.sock) is not None:
-                with contextlib.suppress(OSError):  # closed concurrently
-                    snapshots.append((peer, key, snapshot_connection(sock)))
-        return snapshots
-
-    def open_connections(self) -> frozenset[object]:
-        """Return an object for each open connection, the same one for as long as it is open."""
-        return frozenset(stream for stream in self._streams.values() if stream.sock is not None)
-
-    def peer_counts(self) -> dict[int, WireCounts] | None:
-        """Return the kernel's counts of the open connections, by peer; None if they are unavailable."""
-        counts: dict[int, WireCounts] = {}
-        try:
-            for (peer, _), stream in self._streams.items():
-                if stream.sock is not None:
-                    counts[peer] = counts.get(peer, WireCounts()).add(read_wire_counts(stream.sock))
-        except OSError:
-            return None
-        return counts
-
-    def socket_options(self) -> dict[tuple[int, object], SocketOptions]:
-        """Return the options of every open connection, by peer and its object in `open_connections`."""
-        options: dict[tuple[int, object], SocketOptions] = {}
-        for (peer, _), stream in self._streams.items():
-            if stream.sock is not None:
-                with contextlib.suppress(OSError):  # closed concurrently
-                    options[peer, stream] = read_socket_options(stream.sock)
-        return options
-
-    def wire_counts(self, peers: Mapping[int, WireCounts]) -> WireCounts | None:
-        """Return the sum over all peers; None if unavailable. peers: the result of `peer_counts`."""
-        return reduce(WireCounts.add, peers.values(), WireCounts())
-
-    def describe_state(self, peers: Iterable[int]) -> str:
-        """Return, as text, the state of the connections with these peers, to explain why nothing arrives."""
-        wanted, states = set(peers), []
-        for (peer, key), stream in sorted(self._streams.items(), key=lambda item: item[0]):
-            if peer not in wanted:
-                continue
-            state = "none yet" if stream.lost is None else "lost"
-            if (sock := stream.sock) is not None:
-                with contextlib.suppress(OSError):
-                    state = describe_socket_state(sock)
-            channel = f", channel {key.channel}" if key.channels else ""
-            states.append(f"connection with rank {peer}{channel}: {state}")
-        return "; ".join(states)
 
     def wake(self) -> None:
         """See Transport."""
@@ -340,7 +301,11 @@ class Mesh:
             self.on_note(peer, data)
 
     def _before_goodbye(self, deadline_s: float) -> None:
-        """Wait for what must be sent before the goodbye; nothing by default."""
+        """Wait for what must be sent before the goodbye."""
+        self._progress_until(
+            lambda: all(pair.can_say_goodbye for pairs in self._pairs.values() for pair in pairs.values()),
+            deadline_s,
+        )
 
     def _progress_until(self, done: Callable[[], bool], deadline_s: float) -> None:
         while not done():

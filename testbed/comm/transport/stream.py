@@ -16,7 +16,14 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from testbed.comm.transport.base import PeerLost, TransportError
+from testbed.comm.transport.base import (
+    MAX_NOTE_BYTES,
+    MAX_REASON_BYTES,
+    PeerLost,
+    TransportError,
+    describe_abort,
+)
+from testbed.comm.transport.event_loop import ignore_events
 from testbed.comm.transport.sockets import IPPROTO_MPTCP, describe_connection
 
 # one read gets a header and a small payload, or several; of a large payload this much is copied twice
@@ -34,6 +41,8 @@ _TURN_BYTES = 1024 * 1024
 _READ = select.EPOLLIN
 _WRITE = select.EPOLLOUT
 _CLOSED = select.EPOLLERR | select.EPOLLHUP | select.EPOLLRDHUP
+
+_RESET = struct.pack("ii", 1, 0)  # of SO_LINGER: close with a TCP reset
 
 NOTHING = memoryview(b"")
 
@@ -54,8 +63,9 @@ class Stream:
         self.on_lost: Callable[[TransportError], None] | None = None
         self.on_note: Callable[[int, bytes], None] | None = None
         self.sock: socket.socket | None = None
+        self.is_connected = False  # whether it has, or had, a socket
         self._info: dict[str, Any] = {}
-        self._watch: Callable[[int], None] = _no_watch
+        self._watch: Callable[[int], None] = ignore_events
         self._said_goodbye = False
         # outgoing: header, payload and argument of `_on_frame_sent`; how many bytes of the first frame are sent
         self._outgoing: deque[tuple[bytes, memoryview, Any]] = deque()
@@ -63,12 +73,12 @@ class Stream:
         # incoming: bytes read ahead, and the unfilled rest of the current payload
         self._stage = bytearray(_STAGE_BYTES)
         self._stage_view = memoryview(self._stage)
-        self._stage_start = 0
-        self._stage_end = 0
+        self._stage_start = self._stage_end = 0
         self._target: memoryview | None = None
-        self._low_water = 1
-        self._room = self._room_known_for = 0
+        self._low_water, self._room, self._room_known_for = 1, 0, 0
         self._paused = False
+        # the payload of a frame that is not a message, while it is received, and who takes it
+        self._control: tuple[bytearray, Callable[[bytearray], None]] | None = None
 
     # ---- for subclasses
 
@@ -77,8 +87,10 @@ class Stream:
         raise NotImplementedError
 
     def _on_payload(self) -> None:
-        """Handle the complete payload that `_begin_payload` made room for."""
-        raise NotImplementedError
+        """Handle the complete payload that `_begin_payload` made room for; here of a frame that is not a message."""
+        assert self._control is not None
+        (data, then), self._control = self._control, None
+        then(data)
 
     def _on_frame_sent(self, what: Any, size_bytes: int) -> None:
         """Handle that the kernel has accepted all of a frame."""
@@ -169,6 +181,7 @@ class Stream:
     def attach(self, sock: socket.socket, watch: Callable[[int], None]) -> None:
         """Use this socket. `watch(mask)` makes the event loop call `on_event` for these epoll events; 0 for none."""
         self.sock = sock
+        self.is_connected = True
         self._watch = watch
         self._info = {"local": list(sock.getsockname()), "remote": None}
         with contextlib.suppress(OSError):  # already reset; earlier data can still be read
@@ -205,7 +218,7 @@ class Stream:
     def reset(self, reason: str) -> None:
         """Fail with a TCP reset: data in flight to the peer is not retransmitted."""
         if self.sock is not None:
-            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         self.fail(reason)
 
     def _close_socket(self) -> None:
@@ -278,7 +291,7 @@ class Stream:
                     self._target = target[count:]
                 if not count:
                     # the process is gone; a reset frees the port pair for its next incarnation
-                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
                     self.fail("its end closed without a goodbye, as when a process ends")
                 if count < room or self.lost is not None or self._paused:
                     return  # nothing is left in the kernel, or reading stopped
@@ -318,6 +331,34 @@ class Stream:
             stage[:end] = rest
         self._stage_start, self._stage_end = start, end
 
+    # ---- frames that are not messages
+
+    def _begin_control(self, length: int, then: Callable[[bytearray], None]) -> bool:
+        """Make room for a payload of so many bytes, which `then` is called with."""
+        self._control = bytearray(length), then
+        self._target = memoryview(self._control[0])
+        return True
+
+    def _begin_note(self, length: int) -> bool:
+        if length > MAX_NOTE_BYTES:
+            self.fail(f"its note announces {length} bytes")
+            return False
+        return self._begin_control(length, self._take_note)
+
+    def _take_note(self, data: bytearray) -> None:
+        if self.on_note is not None:
+            self.on_note(self.peer, bytes(data))
+
+    def _begin_goodbye(self, length: int) -> bool:
+        """Handle the header of the peer's last frame; its payload is the reason of an abort, if any."""
+        if length == 0:
+            self._on_goodbye("it closed its end", orderly=True)
+            return False
+        if length > MAX_REASON_BYTES:
+            self._on_goodbye(f"its goodbye announces {length} bytes")
+            return False
+        return self._begin_control(length, lambda reason: self._on_goodbye(describe_abort(reason)))
+
     def _pause(self) -> None:
         """Stop reading: data stays in the kernel, so TCP's flow control stops the peer."""
         self._paused = True
@@ -330,7 +371,7 @@ class Stream:
         with contextlib.suppress(OSError):
             if self._said_goodbye:
                 # nothing is in flight: a reset leaves no TIME_WAIT that would block this port pair in the next run
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
             elif not self._begun_bytes:
                 sock.send(self._goodbye_header(b""))
         self.fail(PeerLost(self.rank, self.peer, reason, orderly))
@@ -357,7 +398,3 @@ class Stream:
         assert self.sock is not None
         number = self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         return os.strerror(number) if number else "its end closed"
-
-
-def _no_watch(mask: int) -> None:
-    """Ignore the mask: there is no socket yet."""

@@ -14,15 +14,13 @@ from typing import Protocol
 
 from testbed.comm.transport.base import (
     BEST_EFFORT,
-    MAX_TAG,
-    PeerCounters,
     Request,
     TrafficClass,
     TransportError,
 )
 from testbed.comm.transport.channels import FAST, FRAME, LAST, Channel, OutgoingMessage, StripeSettings
 from testbed.comm.transport.mesh import Mesh
-from testbed.comm.transport.onesided import ExposedWindows
+from testbed.comm.transport.onesided import PeerEnd
 from testbed.comm.transport.reassembly import (
     MESSAGE_MASK,
     SEQUENCES,
@@ -34,20 +32,11 @@ from testbed.comm.transport.sockets import MeshSettings
 from testbed.comm.transport.wire import ConnectionKey
 
 
-class StripedTransport(Mesh):
-    """One rank's striped pairs; see Transport for the messages.
+class StripedTransport(Mesh["StripedPair"]):
+    """One rank's striped pairs; see Transport for the messages, Mesh for the other arguments and the errors.
 
     Args:
-        rank: This rank.
-        addresses: (IPv4 address, port) of every rank, in rank order.
-        settings: Sockets and timeouts.
         stripes: Returns the striping of messages to a peer, by distance for example. Both sides of a pair must agree.
-        eager: Connect to all peers at once.
-        listener: A bound socket to listen on instead of this rank's address.
-
-    Raises:
-        TransportError: If a setting does not take effect.
-        TransportTimeout: If `eager` is set and a peer does not appear.
     """
 
     def __init__(
@@ -60,19 +49,9 @@ class StripedTransport(Mesh):
         eager: bool = False,
         listener: socket.socket | None = None,
     ) -> None:
-        self._pairs: dict[tuple[int, TrafficClass], StripedPair] = {}
         self._windows: dict[int, SharedWindow] = {}
         self._stripes = stripes or (lambda peer: StripeSettings())
-        super().__init__(rank, addresses, settings, listener, eager)
-
-    def _connections_to(self, peer: int, tag: int, traffic: TrafficClass) -> StripedPair:
-        pair = self._pairs.get((peer, traffic))
-        if pair is None or not 0 <= tag <= MAX_TAG:
-            self._check_address(peer, tag)
-        if pair is None or (pair.lost is None and not pair.connected):
-            for key in self._keys(peer, traffic):
-                self._stream(peer, key)
-        return self._pairs[peer, traffic]
+        super().__init__(rank, addresses, settings, eager=eager, listener=listener)
 
     def _make_stream(self, peer: int, key: ConnectionKey) -> Channel:
         settings = self._stripes(peer)
@@ -80,12 +59,10 @@ class StripedTransport(Mesh):
             raise ValueError(
                 f"channel: got {key.channel} of {key.channels}, expected one of {settings.connections}"
             )
-        pair = self._pairs.get((peer, key.traffic))
-        if pair is None:
-            counters, staged = self._counters[peer], self.settings.max_staged_bytes
-            pair = self._pairs[peer, key.traffic] = StripedPair(
-                self.rank, peer, settings, staged, counters, self.exposed, self._window_of(settings)
-            )
+        pairs = self._pairs.setdefault(key.traffic, {})
+        if peer not in pairs:
+            pairs[peer] = StripedPair(self._end(peer), settings, self._window_of(settings))
+        pair = pairs[peer]
         channel = pair.channels[key.channel] = Channel(pair, key.channel)
         return channel
 
@@ -95,34 +72,16 @@ class StripedTransport(Mesh):
             return None
         return self._windows.setdefault(id(settings), SharedWindow(settings.together))
 
-    def _drop_lost(self, peer: int) -> None:
-        for pair_key in [
-            pair_key for pair_key, pair in self._pairs.items() if pair_key[0] == peer and pair.lost
-        ]:
-            del self._pairs[pair_key]
-
     def _keys(self, peer: int, traffic: TrafficClass = BEST_EFFORT) -> list[ConnectionKey]:
         count = self._stripes(peer).connections
         return [ConnectionKey(traffic, channel, count) for channel in range(count)]
-
-    def _before_goodbye(self, deadline_s: float) -> None:
-        self._progress_until(lambda: all(pair.can_say_goodbye for pair in self._pairs.values()), deadline_s)
 
 
 class StripedPair(Reassembler):
     """All channels with one peer, for one class of traffic. Sends and receives are always accepted."""
 
-    def __init__(
-        self,
-        rank: int,
-        peer: int,
-        settings: StripeSettings,
-        max_staged_bytes: int,
-        counters: PeerCounters,
-        exposed: ExposedWindows,
-        window: SharedWindow | None = None,
-    ) -> None:
-        super().__init__(rank, peer, max_staged_bytes, counters, exposed)
+    def __init__(self, end: PeerEnd, settings: StripeSettings, window: SharedWindow | None = None) -> None:
+        super().__init__(end)
         self.settings = settings
         self._window = window  # shared with other pairs, besides the channels' own windows
         self.channels: dict[int, Channel] = {}
@@ -138,17 +97,17 @@ class StripedPair(Reassembler):
         self._sequences: SegmentOrder[IncomingMessage] = SegmentOrder()
 
     @property
-    def connected(self) -> bool:
+    def is_connected(self) -> bool:
         """Whether every channel has, or had, a connection."""
-        channels = self.channels.values()
-        count = sum(channel.sock is not None or channel.lost is not None for channel in channels)
-        return count == self.settings.connections
+        return self._begun or self.settings.connections == sum(
+            channel.is_connected or channel.lost is not None for channel in self.channels.values()
+        )
 
     @property
     def can_say_goodbye(self) -> bool:
         """Whether all channels can say goodbye: no message waits to be cut, and a pair in use has all its channels."""
         in_use = any(channel.sock is not None for channel in self.channels.values())
-        return self.lost is not None or (not self._waiting and (self.connected or not in_use))
+        return self.lost is not None or (not self._waiting and (self.is_connected or not in_use))
 
     # ---- called by the rank
 
@@ -181,7 +140,7 @@ class StripedPair(Reassembler):
         """
         if not self._begun:
             # every pair starts with the same channel, whichever connected first
-            self._begun = self.connected
+            self._begun = self.is_connected
             if not self._begun:
                 return
         settings, window = self.settings, self._window

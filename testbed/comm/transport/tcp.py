@@ -6,81 +6,25 @@ messages, one after the other, straight into the buffers of their receives.
 
 from __future__ import annotations
 
-import socket
-from collections.abc import Sequence
-
 from testbed.comm.transport.base import (
-    BEST_EFFORT,
-    MAX_NOTE_BYTES,
-    MAX_REASON_BYTES,
-    MAX_TAG,
-    PeerCounters,
     Request,
-    TrafficClass,
     TransportError,
-    describe_abort,
 )
 from testbed.comm.transport.mailbox import Mailbox, Staged, wrong_length
 from testbed.comm.transport.mesh import Mesh
-from testbed.comm.transport.onesided import ExposedWindows, is_put
-from testbed.comm.transport.sockets import MeshSettings
+from testbed.comm.transport.onesided import PeerEnd, is_put
 from testbed.comm.transport.stream import Stream
 from testbed.comm.transport.wire import GOODBYE_TAG, HEADER, HEADER_BYTES, NOTE_TAG, ConnectionKey
 
 
-class TcpTransport(Mesh):
-    """One rank's TCP or MPTCP connections; see Transport for the messages.
-
-    Args:
-        rank: This rank.
-        addresses: (IPv4 address, port) of every rank, in rank order.
-        settings: Sockets and timeouts.
-        eager: Connect to all peers at once.
-        listener: A bound socket to listen on instead of this rank's address.
-
-    Raises:
-        TransportError: If a setting does not take effect.
-        TransportTimeout: If `eager` is set and a peer does not appear.
-    """
-
-    def __init__(
-        self,
-        rank: int,
-        addresses: Sequence[tuple[str, int]],
-        settings: MeshSettings,
-        *,
-        eager: bool = False,
-        listener: socket.socket | None = None,
-    ) -> None:
-        self._connections: dict[TrafficClass, dict[int, Connection]] = {BEST_EFFORT: {}}
-        self._best_effort = self._connections[BEST_EFFORT]
-        super().__init__(rank, addresses, settings, listener, eager)
-
-    def _connections_to(self, peer: int, tag: int, traffic: TrafficClass) -> Connection:
-        connections = self._best_effort if traffic is BEST_EFFORT else self._connections.get(traffic, {})
-        connection = connections.get(peer)
-        if connection is None or not 0 <= tag <= MAX_TAG:
-            self._check_address(peer, tag)
-        if connection is None or (connection.sock is None and connection.lost is None):
-            stream = self._stream(peer, ConnectionKey(traffic))
-            assert isinstance(stream, Connection)
-            return stream
-        return connection
+class TcpTransport(Mesh["Connection"]):
+    """One rank's TCP or MPTCP connections; see Transport for the messages, Mesh for the arguments and errors."""
 
     def _make_stream(self, peer: int, key: ConnectionKey) -> Connection:
         if key.channel or key.channels:
             raise ValueError(f"channel: got {key.channel} of {key.channels}, expected none")
-        made = Connection(self.rank, peer, self.settings.max_staged_bytes, self._counters[peer], self.exposed)
-        self._connections.setdefault(key.traffic, {})[peer] = made
+        made = self._pairs.setdefault(key.traffic, {})[peer] = Connection(self._end(peer))
         return made
-
-    def _drop_lost(self, peer: int) -> None:
-        for connections in self._connections.values():
-            if peer in connections and connections[peer].lost is not None:
-                del connections[peer]
-
-    def _keys(self, peer: int) -> list[ConnectionKey]:
-        return [ConnectionKey()]
 
 
 class Connection(Stream):
@@ -90,18 +34,13 @@ class Connection(Stream):
     """
 
     header_bytes = HEADER_BYTES
+    can_say_goodbye = True  # its goodbye is sent behind all messages
 
-    def __init__(
-        self, rank: int, peer: int, max_staged_bytes: int, counters: PeerCounters, exposed: ExposedWindows
-    ) -> None:
-        super().__init__(rank, peer)
-        self.exposed = exposed
-        self.counters = counters
-        self._max_staged_bytes = max_staged_bytes
+    def __init__(self, end: PeerEnd) -> None:
+        super().__init__(end.rank, end.peer)
+        *_, self.counters, self.exposed, self._max_staged_bytes = end
         self._mailbox = Mailbox()
         self._into: Request | Staged | None = None  # the message being received
-        self._goodbye_reason: bytearray | None = None  # the peer's, while being received
-        self._note_data: bytearray | None = None  # the peer's note, while being received
 
     # ---- called by the rank
 
@@ -182,14 +121,6 @@ class Connection(Stream):
         self._target = into.view
         return True
 
-    def _begin_note(self, length: int) -> bool:
-        if length > MAX_NOTE_BYTES:
-            self.fail(f"its note announces {length} bytes")
-            return False
-        self._note_data = bytearray(length)
-        self._target = memoryview(self._note_data)
-        return True
-
     def _begin_put(self, tag: int, length: int) -> bool:
         placed = self.exposed.place(self.peer, tag, length)
         if isinstance(placed, str):
@@ -198,30 +129,12 @@ class Connection(Stream):
         self._into, self._target = placed, placed.view
         return True
 
-    def _begin_goodbye(self, length: int) -> bool:
-        """The last message of the peer: the reason of its abort, if any."""
-        if length == 0:
-            self._on_goodbye("it closed its end", orderly=True)
-            return False
-        if length > MAX_REASON_BYTES:
-            self._on_goodbye(f"its goodbye announces {length} bytes")
-            return False
-        self._goodbye_reason = bytearray(length)
-        self._target = memoryview(self._goodbye_reason)
-        return True
-
     def _on_payload(self) -> None:
-        if self._note_data is not None:
-            note, self._note_data = bytes(self._note_data), None
-            if self.on_note is not None:
-                self.on_note(self.peer, note)
+        if self._control is not None:
+            super()._on_payload()
             return
-        into = self._into
-        self._into = None
-        if into is None:
-            assert self._goodbye_reason is not None
-            self._on_goodbye(describe_abort(self._goodbye_reason))
-            return
+        into, self._into = self._into, None
+        assert into is not None
         counters = self.counters
         counters.messages_received += 1
         counters.bytes_received += len(into.view)

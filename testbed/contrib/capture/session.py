@@ -26,8 +26,8 @@ from testbed.contrib.capture.rank_classes import (
 from testbed.contrib.capture.trace_assembly import assemble, estimate_computing, peaks_of
 from testbed.errors import BadInput, TestbedError
 from testbed.spec.catalogue import accelerators
-from testbed.workload.traces import JobTrace
 from testbed.workload.traces.consistency import first_mismatch
+from testbed.workload.traces.trace import JobTrace
 
 _BOOT = """
 import importlib.util, runpy, sys

@@ -12,7 +12,7 @@ from typing import Any
 from testbed.contrib.capture.profiler_traces import is_trace, profile_for_rank, read_profiles
 from testbed.contrib.capture.rank_classes import Record, pipelines_of
 from testbed.errors import BadInput
-from testbed.workload.traces import Collective, Compute, JobTrace, Node, PointToPoint
+from testbed.workload.traces.trace import Collective, Compute, JobTrace, Node, PointToPoint
 
 UTILISATION, ROOFLINE = "utilisation", "roofline"
 Nodes = Sequence[Mapping[str, Any]]

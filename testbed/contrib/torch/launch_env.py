@@ -5,14 +5,14 @@ It is a JSON file named in an environment variable. Reading it needs neither PyT
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from testbed.comm.collectives import AUTO, TuningTable
+from testbed.documents import from_json, to_json
 from testbed.errors import TestbedError
 from testbed.workload.job.endpoints import JobEndpoints
 
@@ -50,15 +50,12 @@ class ProgramJob:
 
     def write(self, path: Path) -> None:
         """Write the job as JSON."""
-        path.write_text(json.dumps(asdict(self)))
+        path.write_text(to_json(self))
 
     @classmethod
     def read(cls, path: Path) -> ProgramJob:
         """Read a job from a file made by `write`."""
-        document = json.loads(path.read_text())
-        document["wiring"] = JobEndpoints.from_document(document["wiring"])
-        document["tuning"] = TuningTable.from_document(document["tuning"])
-        return cls(**document)
+        return from_json(cls, path.read_text())
 
     @classmethod
     def here(cls) -> ProgramJob:

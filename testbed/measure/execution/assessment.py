@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,71 +12,52 @@ from testbed.clock import clock_here
 from testbed.comm.replicas.coordinator import RECORDS
 from testbed.measure.execution.event_player import affected_parts, parts_changed_by, summarise_events
 from testbed.measure.execution.job_run import LinkSample
-from testbed.measure.execution.network_evidence import HostEvidence, pause_invariants
-from testbed.measure.fidelity import (
-    Invariant,
-    LinkMeasurement,
-    Verdict,
-    invariants,
-    judge,
-    link_invariants,
-    read_windows,
-)
-from testbed.measure.fidelity.cpu_monitor import MonitorWindow
+from testbed.measure.execution.network_evidence import HostEvidence, conservation_between, pause_invariants
+from testbed.measure.execution.rank_network import NetworkCheck
+from testbed.measure.fidelity import invariants, link_invariants
+from testbed.measure.fidelity.cpu_monitor import MonitorWindow, read_windows
 from testbed.measure.fidelity.invariants import Conservation
 from testbed.measure.fidelity.link_invariants import Tunnel
-from testbed.measure.fidelity.similarity import Number, scale_similarity
+from testbed.measure.fidelity.similarity import DimensionlessNumber, scale_similarity
 from testbed.measure.fidelity.timing_invariants import StepTime, model_error
-from testbed.measure.fidelity.verdict import ORDER
+from testbed.measure.fidelity.verdict import ORDER, Invariant, Verdict, checks_of, judge
 from testbed.measure.results.replication import first_step_start_s, replication_summary
 from testbed.measure.results.summary import StepResult, undisturbed_steps
 from testbed.net.fabric.running_fabric import WanCounters
 from testbed.prediction.calibration import Calibration
 from testbed.prediction.model_accuracy import stated_error
-from testbed.prediction.step_prediction import prepare_step
+from testbed.prediction.step_prediction import missing_share, prepare_step
 from testbed.prediction.timeline import Timeline
-from testbed.spec.events import KILL_EVENTS, EventSpec
-from testbed.spec.scale import UNSCALED, Scale
-from testbed.spec.topology import Topology
+from testbed.spec.events import KILL_EVENTS
 from testbed.workload.job.job import Job
-from testbed.workload.job.launch_spec import Replication
 
 
-@dataclass(frozen=True)
-class Evidence:
+@dataclass(frozen=True, kw_only=True)
+class Evidence(HostEvidence):
     """All measurements of a run, for all of its variants.
 
-    Attributes that need an explanation:
+    Attributes:
+        network: The check of the network itself.
+        changes: Changes of the network and of sockets, with their times.
+        repairs: Rules that the controller had to restore.
         monitor_files: Host monitor's file of each machine; the name is empty if there is only one machine. Empty under
             the virtual clock, where nothing is late.
-        missing_share: Relative time that the model says a step lacks because not every hop holds whole frames; None
-            if all do.
-        model: The model's check of the variant that is judged.
+        numbers: The run's dimensionless numbers.
+        agreement: The comparison of the isolated collective with the model.
+        tunnels: Tunnels to other machines.
         replication: The record of elastic replicas.
         pauses: Records of all links, if switches send pause frames.
-        port_drops: Drops inside buildings during the variant's steps.
     """
 
-    topology: Topology
-    measurements: Sequence[LinkMeasurement]
-    links: Sequence[LinkSample]
+    network: NetworkCheck
+    changes: Sequence[tuple[float, str]]
+    repairs: Sequence[str]
     monitor_files: Mapping[str, Path]
-    changed_settings: str | None
-    changed_offloads: str | None
-    changes: Sequence[tuple[float, str]] = ()
-    repairs: Sequence[str] = ()
-    events: Sequence[EventSpec] = ()
-    event_log: Sequence[Mapping[str, Any]] = ()
-    scale: Scale = UNSCALED
-    numbers: Sequence[Number] = ()
-    agreement: Invariant | None = None
-    missing_share: float | None = None
-    model: ModelCheck | None = None
-    tunnels: Sequence[Tunnel] = ()
-    inside: HostEvidence | None = None
-    replication: ReplicationRecord | None = None
-    pauses: Sequence[Mapping[str, Any]] = ()
-    port_drops: Sequence[link_invariants.PortDrops] = ()
+    numbers: Sequence[DimensionlessNumber]
+    agreement: Invariant
+    tunnels: Sequence[Tunnel]
+    replication: ReplicationRecord | None
+    pauses: Sequence[Mapping[str, Any]]
 
 
 def link_key(counters: WanCounters) -> tuple[str, str]:
@@ -85,7 +66,12 @@ def link_key(counters: WanCounters) -> tuple[str, str]:
 
 
 def assess(
-    evidence: Evidence, steps: Sequence[StepResult], expected: int, observed: Sequence[int]
+    evidence: Evidence,
+    steps: Sequence[StepResult],
+    expected: int,
+    observed: Sequence[int],
+    model: ModelCheck,
+    drops: Sequence[link_invariants.DroppingPort],
 ) -> Verdict:
     """Return the verdict on one variant.
 
@@ -96,9 +82,12 @@ def assess(
         steps: The variant's measured steps.
         expected: Payload bytes between buildings per step, according to the plan.
         observed: Payload bytes between buildings that ranks sent in each step.
+        model: The model's check of the variant.
+        drops: Drops inside buildings during the variant's steps.
     """
     spans = [(step.start_s, step.end_s) for step in steps]
     links, buildings = affected_parts(evidence.events, evidence.topology)
+    changed = set().union(*parts_changed_by(evidence.events, evidence.topology))
     asked = [
         (link.name, direction) for link in evidence.topology.wan for direction in (link.a_to_b, link.b_to_a)
     ]
@@ -109,69 +98,51 @@ def assess(
     ]
     frames = [entry for entry, _ in counted]
     edges = {name: counts for name, counts in _edges(evidence.links).items() if name not in buildings}
-    dropped = evidence.inside.dropped if evidence.inside else 0
+    backlog = [sample.counters.backlog_drops for sample in (evidence.links[0], evidence.links[-1])]
     on_time = []
     if evidence.events:
         record = summarise_events(evidence.event_log, steps[0].variant)
         on_time.append(link_invariants.events_on_time(**record))
     return judge(
         [
-            invariants.rate_accuracy(evidence.measurements),
-            invariants.delay_accuracy(evidence.measurements),
-            link_invariants.jitter_accuracy(evidence.measurements),
+            *evidence.network.before(),
             link_invariants.loss_accuracy(frames, [direction for _, direction in counted], sorted(links)),
-            link_invariants.drops_only_where_modelled(_backlog_drops(evidence.links), evidence.port_drops),
-            link_invariants.serialisation(evidence.missing_share),
-            link_invariants.settings_in_force("settings_in_force", "the network", evidence.changed_settings),
-            link_invariants.settings_in_force("offload_state", "offloads", evidence.changed_offloads),
-            link_invariants.nothing_changed(evidence.changes, _changed_by_events(evidence)),
+            link_invariants.drops_only_where_modelled(backlog[1] - backlog[0], drops),
+            link_invariants.serialisation(model.missing_share),
+            *evidence.network.after(evidence.changes, sorted(changed)),
             link_invariants.rules_in_force(evidence.repairs),
-            *([check(evidence.tunnels) for check in _TUNNELS] if evidence.tunnels else []),
+            *(check(evidence.tunnels) for check in link_invariants.TUNNEL_CHECKS if evidence.tunnels),
             *_timeliness(evidence, spans),
             invariants.payload_correct(
                 sum(step.wrong for step in steps),
                 sum(step.checked for step in steps),
-                evidence.inside.result_elements(steps) if evidence.inside else None,
+                evidence.result_elements(steps),
             ),
             invariants.wan_bytes_as_computed(expected, observed),
             invariants.conservation(frames, edges, sorted(links)),
-            *(evidence.inside.invariants(steps) if evidence.inside else []),
+            *evidence.invariants(steps),
             *on_time,
             *pause_invariants(evidence.topology, evidence.pauses),
-            scale_similarity(evidence.numbers, evidence.scale),
-            *([evidence.agreement] if evidence.agreement else []),
-            *([evidence.model.invariant(steps, dropped)] if evidence.model else []),
+            scale_similarity(evidence.numbers, evidence.job.scale),
+            evidence.agreement,
+            model.invariant(steps, evidence.dropped),
         ]
     )
-
-
-def _changed_by_events(evidence: Evidence) -> list[str]:
-    return sorted(set().union(*parts_changed_by(evidence.events, evidence.topology)))
 
 
 def _timeliness(evidence: Evidence, spans: Sequence[tuple[float, float]]) -> list[Invariant]:
     """Return the invariants on whether host and link engine were on time."""
     if not evidence.monitor_files:
-        names = ("cpu_headroom", "foreign_load", "scheduler_lag", "emulator_lateness", "emulator_stalls")
-        return [invariants.by_construction(name) for name in names]
+        return [check.exempted() for check in checks_of(invariants) if check.exempt]
     windows = {name: read_windows(path, list(spans)) for name, path in evidence.monitor_files.items()}
     counts, bounds_s = _lateness(evidence.links, spans)
     return [
-        *(_worst_machine(check, windows) for check in _MACHINE),
+        *(_worst_machine(check, windows) for check in invariants.HOST_CHECKS),
         invariants.emulator_lateness(counts, bounds_s),
-        link_invariants.emulator_stalls(
+        invariants.emulator_stalls(
             _stalled_s(evidence.links, spans), sum(end - start for start, end in spans)
         ),
     ]
-
-
-_MACHINE = (invariants.cpu_headroom, invariants.foreign_load, invariants.scheduler_lag)
-_TUNNELS = (
-    link_invariants.tunnel_rate,
-    link_invariants.tunnel_delay,
-    link_invariants.tunnel_loss,
-    link_invariants.clocks_agree,
-)
 
 
 def _worst_machine(
@@ -181,7 +152,7 @@ def _worst_machine(
     checked = {name: check(window) for name, window in windows.items()}
     name = max(checked, key=lambda name: (checked[name].ok is False, ORDER.index(checked[name].severity)))
     found = checked[name]
-    return replace(found, sentence=f"{name}: {found.sentence}") if name else found
+    return found.model_copy(update={"sentence": f"{name}: {found.sentence}"}) if name else found
 
 
 def _stalled_s(links: Sequence[LinkSample], spans: Sequence[tuple[float, float]]) -> float | None:
@@ -229,26 +200,10 @@ def _conservation(links: Sequence[LinkSample]) -> list[Conservation]:
     for counters in last.counters.wan:
         key = link_key(counters)
         start, early, late = before[key], first.account.directions[key], last.account.directions[key]
-        rows.append(
-            Conservation(
-                name=f"{key[0]} {key[1]}",
-                entered=counters.entered_packets - start.entered_packets,
-                crossed=late.crossed_packets - early.crossed_packets,
-                taken_in=late.in_packets - early.in_packets,
-                given_out=late.out_packets - early.out_packets,
-                arrived=counters.arrived_packets - start.arrived_packets,
-                lost=late.lost - early.lost,
-                duplicated=late.duplicated - early.duplicated,
-                dropped=late.dropped - early.dropped,
-                overrun=late.overrun - early.overrun,
-                held=late.held - early.held,
-            )
-        )
+        entered = counters.entered_packets - start.entered_packets
+        arrived = counters.arrived_packets - start.arrived_packets
+        rows.append(conservation_between(key, early, late, entered, arrived))
     return rows
-
-
-def _backlog_drops(links: Sequence[LinkSample]) -> int:
-    return links[-1].counters.backlog_drops - links[0].counters.backlog_drops
 
 
 def _edges(links: Sequence[LinkSample]) -> dict[str, tuple[int, int]]:
@@ -272,12 +227,14 @@ class ModelCheck:
     """The model's emulated timeline of a step; None if the model does not cover the scenario.
 
     `stated` is the model's stated worst relative error on such scenarios, or None. `singly` says whether each single
-    step should match, or only their median.
+    step should match, or only their median. `missing_share` is the relative time that the model says a step lacks
+    because not every hop holds whole frames; None if all do.
     """
 
     timeline: Timeline | None
     stated: float | None
     singly: bool
+    missing_share: float | None
 
     def invariant(self, steps: Sequence[StepResult], dropped: int) -> Invariant:
         """Compare a variant's steps with the model; single steps are not compared if queues dropped frames."""
@@ -290,11 +247,12 @@ class ModelCheck:
 
 def check_model(job: Job, algorithm: str, calibration: Calibration) -> ModelCheck:
     """Predict a variant's step; raises ControllerError, Deadlock or BadCalibration."""
+    missing = missing_share(job, algorithm, calibration)
     if job.unmodelled:
-        return ModelCheck(None, None, singly=False)
+        return ModelCheck(None, None, singly=False, missing_share=missing)
     step = prepare_step(job, algorithm, calibration)
     stated = stated_error(job.scenario, bool(step.network.packets))
-    return ModelCheck(step.play(), stated, singly=not job.topology.lossy)
+    return ModelCheck(step.play(), stated, not job.topology.lossy, missing)
 
 
 Record = Mapping[str, Any]
@@ -302,39 +260,35 @@ Record = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class ReplicationRecord:
-    """The coordinator's records of elastic replicas, in emulated time; `microbatches` is by replica."""
+    """The coordinator's records of elastic replicas, in emulated time."""
 
-    spec: Replication
+    job: Job
     records: Sequence[Record]
-    scale: Scale
-    warmup: int
-    microbatches: Sequence[int] = ()
 
     @classmethod
     def read(cls, folder: Path, job: Job) -> ReplicationRecord | None:
         """Read the record from a shard's directory; None for a job without elastic replicas."""
         if job.replication is None:
             return None
-        lines = (folder / RECORDS).read_text().splitlines()
-        records, training = list(map(json.loads, lines)), job.workload.training
-        microbatches = training.microbatches if training is not None else ()
-        return cls(job.replication, records, job.scale, job.scenario.warmup, microbatches)
+        return cls(job, [json.loads(line) for line in (folder / RECORDS).read_text().splitlines()])
 
     @property
     def origin_s(self) -> float:
         """When the first measured step started for the first time; samples have only its last repetition."""
-        return first_step_start_s(self.records, self.warmup)
+        return first_step_start_s(self.records, self.job.scenario.warmup)
 
     def summary(self, samples: Sequence[Record], events: Sequence[Record]) -> dict[str, Any]:
         """Return the fields of `Replication` in a summary, from the ranks' samples and the log of events."""
+        spec, training = self.job.replication, self.job.workload.training
+        assert spec is not None
         return replication_summary(
             self.records,
             [sample for sample in samples if sample["operation"] == "step"],
             [entry for entry in events if entry["action"] in KILL_EVENTS],
-            self.scale,
-            replicas=len(self.spec.replicas),
-            mode=self.spec.policy.mode,
-            catch_up=self.spec.policy.catch_up,
-            warmup=self.warmup,
-            microbatches=self.microbatches,
+            self.job.scale,
+            replicas=len(spec.replicas),
+            mode=spec.policy.mode,
+            catch_up=spec.policy.catch_up,
+            warmup=self.job.scenario.warmup,
+            microbatches=() if training is None else training.microbatches,
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -14,19 +14,16 @@ from testbed.comm.collectives import AUTO, COLLECTIVES, DTYPES, OPERATIONS, Tuni
 from testbed.comm.transport import PROTOCOLS, TRANSPORTS
 from testbed.errors import did_you_mean
 from testbed.measure.execution.bootstrap_benchmark import MOST_EAGER, BootstrapOptions
-from testbed.measure.execution.collective_benchmark import BenchRun, Row
-from testbed.measure.execution.network_setup import LOOPBACK_RANKS, guest_settings, parse_size_option
+from testbed.measure.execution.collective_benchmark import COLUMNS, BenchRun, Row
+from testbed.measure.execution.network_setup import CLOCKS, guest_settings, parse_size_option, rank_count
 from testbed.net.virtual.guest import DEFAULT_MEMORY_BYTES, GuestSettings
 from testbed.plugins import OWN_FILE, Registry, resolve_file_names
 from testbed.prediction.startup_cost import BASELINE, PUBLISHED, RING, SCALABLE, SoftwareCosts
-from testbed.spec.errors import ConfigError, Problem
+from testbed.spec.errors import option_error
 from testbed.spec.overrides import PRESETS, preset_transport
-from testbed.spec.topology import load_topology
 from testbed.spec.transport import TransportSpec
 from testbed.workload.job.tuning_choice import tuning_of
 
-COMMAND_LINE = "command line"
-CLOCKS = ("real", "virtual")
 SCHEMA = 1
 USUAL_KIND, USUAL_PROTOCOL = "tcp", "eager"
 
@@ -39,10 +36,10 @@ def check_bench_options(dtype: str, op: str, transport: str, protocol: str, cloc
         ("--clock", clock, CLOCKS),
     ):
         if value not in known:
-            raise _wrong(option, value, did_you_mean(value, known))
+            raise option_error(option, value, did_you_mean(value, known))
     for option, value, own in (("--transport", transport, TRANSPORTS), ("--protocol", protocol, PROTOCOLS)):
         if (expected := own.expected(value)) is not None:
-            raise _wrong(option, value, expected)
+            raise option_error(option, value, expected)
 
 
 def parse_transport(kind: str, protocol: str, preset: str | None) -> TransportSpec:
@@ -50,10 +47,10 @@ def parse_transport(kind: str, protocol: str, preset: str | None) -> TransportSp
     if preset is None:
         return TransportSpec(kind=kind, protocol=protocol)
     if preset not in PRESETS:
-        raise _wrong("--preset", preset, did_you_mean(preset, PRESETS))
+        raise option_error("--preset", preset, did_you_mean(preset, PRESETS))
     if (kind, protocol) != (USUAL_KIND, USUAL_PROTOCOL):
         given = f"{preset} and --transport {kind} --protocol {protocol}"
-        raise _wrong("--preset", given, "either a preset, which sets both, or these options")
+        raise option_error("--preset", given, "either a preset, which sets both, or these options")
     return preset_transport(preset)
 
 
@@ -77,7 +74,9 @@ def parse_algorithms(collective: str, asked: str, tune: bool = False) -> tuple[s
     known = collective_of(collective).algorithms
     if tune and len(known) < 2 and not OWN_FILE.fullmatch(asked):
         several = [name for name, found in COLLECTIVES.items() if len(found.algorithms) > 1]
-        raise _wrong("--tune", collective, f"a collective with several algorithms: {', '.join(several)}")
+        raise option_error(
+            "--tune", collective, f"a collective with several algorithms: {', '.join(several)}"
+        )
     if asked == "all" or (tune and asked == AUTO):
         return tuple(known)
     if asked == AUTO and collective_of(collective).uneven:
@@ -91,7 +90,7 @@ def sizes_between(least: str, most: str, factor: int) -> tuple[int, ...]:
     """Return sizes in bytes from the smallest to the largest, each `factor` times the previous one."""
     first, last = parse_size_option("--minbytes", least), parse_size_option("--maxbytes", most)
     if first > last:
-        raise _wrong("--maxbytes", most, f"at least {least}, as --minbytes")
+        raise option_error("--maxbytes", most, f"at least {least}, as --minbytes")
     found = [first]
     while found[-1] * factor <= last:
         found.append(found[-1] * factor)
@@ -100,8 +99,7 @@ def sizes_between(least: str, most: str, factor: int) -> tuple[int, ...]:
 
 def guest_bytes(size_bytes: int, ranks: int | None, topology: Path | None, size_scale: str) -> int:
     """Return the memory of a guest: every rank's arrays, messages in flight, and the system."""
-    if ranks is None:
-        ranks = len(load_topology(topology).resolve().hosts) if topology else LOOPBACK_RANKS
+    ranks = rank_count(ranks, topology)
     factor = float(size_scale) if size_scale.replace(".", "", 1).isdigit() else 1.0
     return DEFAULT_MEMORY_BYTES + round(4 * ranks * size_bytes / max(1.0, factor)) + (ranks << 24)
 
@@ -140,27 +138,22 @@ def congestion_control_for(asked: str | None, topology: Path | None) -> str | No
     return asked or ("cubic" if topology else None)
 
 
-def rows_document(rows: Sequence[Row], run: BenchRun) -> Mapping[str, Any]:
-    """Return the content of `--json-file`."""
-    document: dict[str, Any] = {"schema": SCHEMA, "ranks": run.ranks, "scale": asdict(run.scale)}
-    document["rows"] = [{**asdict(row), "of_limit": row.of_limit} for row in rows]
-    return document
-
-
 def write_rows(path: Path, rows: Sequence[Row], run: BenchRun) -> None:
     """Write the rows as JSON."""
-    path.write_text(json.dumps(rows_document(rows, run), indent=1) + "\n")
+    document: dict[str, Any] = {"schema": SCHEMA, "ranks": run.ranks, "scale": asdict(run.scale)}
+    keys = [column.key for column in COLUMNS if column.key]
+    document["rows"] = [asdict(row) | {key: getattr(row, key) for key in keys} for row in rows]
+    path.write_text(json.dumps(document, indent=1) + "\n")
 
 
 def write_tuning_table(rows: Sequence[Row], run: BenchRun, path: Path) -> TuningTable:
     """Write the fastest algorithm of each size to a tuning table, and keep the table's other collectives."""
-    hosts = run.topology.hosts[: run.ranks] if run.topology else ()
-    buildings = len({host.building for host in hosts}) or 1
+    buildings = len({host.building for host in run.hosts}) or 1
     times: dict[int, dict[str, float]] = {}
     for row in rows:
         times.setdefault(row.choice_bytes, {})[row.algorithm] = row.time_s
     table = TuningTable.fastest({(rows[0].collective, run.ranks, buildings): times})
-    kept = tuning_of(path, COMMAND_LINE, "--tune").entries if path.exists() else ()
+    kept = tuning_of(path, "command line", "--tune").entries if path.exists() else ()
     others = tuple(entry for entry in kept if entry.collective != rows[0].collective)
     TuningTable((*others, *table.entries)).write(path)
     return table
@@ -170,13 +163,9 @@ def _named(option: str, value: str, known: Registry[Any], *more: str) -> str:
     name: str = resolve_file_names(value, Path.cwd())
     if known.expected(name) is not None:
         expected = known.expected(name) if OWN_FILE.fullmatch(name) else did_you_mean(value, [*more, *known])
-        raise _wrong(option, value, str(expected))
+        raise option_error(option, value, str(expected))
     known.find(name)
     return name
-
-
-def _wrong(option: str, value: str, expected: str) -> ConfigError:
-    return ConfigError([Problem(COMMAND_LINE, None, option, value, expected)])
 
 
 STARTUP_METHODS = {
@@ -197,28 +186,28 @@ MOST_RANKS = 8192
 def bootstrap_trials(ranks: str, way: str, groups: str, costs: str, clock: str) -> list[BootstrapOptions]:
     """Return one trial for each number of ranks and start-up method; ConfigError if an option is wrong."""
     if clock not in CLOCKS:
-        raise _start_error("--clock", clock, did_you_mean(clock, CLOCKS))
+        raise option_error("--clock", clock, did_you_mean(clock, CLOCKS))
     if costs not in COSTS:
-        raise _start_error("--costs", costs, did_you_mean(costs, COSTS))
+        raise option_error("--costs", costs, did_you_mean(costs, COSTS))
     names = list(STARTUP_METHODS) if way == "all" else way.split(",")
     for name in names:
         if name not in STARTUP_METHODS:
-            raise _start_error("--way", name, did_you_mean(name, STARTUP_METHODS))
+            raise option_error("--way", name, did_you_mean(name, STARTUP_METHODS))
     dimensions = parse_dimensions(groups)
     found = []
     for word in ranks.split(","):
         count = int(word) if word.isascii() and word.isdigit() else 0
         if not 2 <= count <= MOST_RANKS:
-            raise _start_error("--ranks", word, f"2 to {MOST_RANKS}")
+            raise option_error("--ranks", word, f"2 to {MOST_RANKS}")
         product = math.prod(size for _, size in dimensions)
         if count % product:
-            raise _start_error("--ranks", word, f"a multiple of the {product} that --groups make")
+            raise option_error("--ranks", word, f"a multiple of the {product} that --groups make")
         for name in names:
             if STARTUP_METHODS[name].eager and count > MOST_EAGER:
                 expected = (
                     f"lazy or scalable beyond {MOST_EAGER} ranks, as all others connect all pairs of ranks"
                 )
-                raise _start_error("--way", f"{name} with {count} ranks", expected)
+                raise option_error("--way", f"{name} with {count} ranks", expected)
             found.append(BootstrapOptions(count, dimensions, STARTUP_METHODS[name], COSTS[costs]))
     return found
 
@@ -231,7 +220,7 @@ def parse_dimensions(groups: str) -> tuple[tuple[str, int], ...]:
     for word in groups.split(","):
         name, _, size = word.partition("=")
         if not name or not size.isascii() or not size.isdigit() or int(size) < 1:
-            raise _start_error("--groups", word, "NAME=SIZE, such as tensor=8")
+            raise option_error("--groups", word, "NAME=SIZE, such as tensor=8")
         found.append((name, int(size)))
     return tuple(found)
 
@@ -245,7 +234,3 @@ def connection_buffers_bytes() -> int:
     """Return the staging buffers of a connection in bytes, with the preset `nccl`."""
     staging = preset_transport("nccl").staging
     return staging.chunk_bytes * staging.slots
-
-
-def _start_error(option: str, value: str, expected: str) -> ConfigError:
-    return ConfigError([Problem(COMMAND_LINE, None, option, value, expected)])

@@ -8,13 +8,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from testbed.measure.execution.launchers import LauncherProcess
 from testbed.measure.execution.network_setup import Network
+from testbed.measure.execution.rank_network import RankRun, bring_up
 from testbed.measure.ranks.benchmarks import BootstrapSpec, GroupKind, group_kinds
-from testbed.net.fabric.fabric_state import ENVIRONMENT_MARK, clean_abandoned
-from testbed.net.fabric.network import Fabric
 from testbed.prediction.startup_cost import SoftwareCosts, StartupCost, StartupMethod, estimate_startup
-from testbed.workload.job.endpoint_resolution import endpoints_on
 from testbed.workload.job.endpoints import RankEndpoint
 from testbed.workload.job.errors import RunError
 
@@ -24,8 +21,6 @@ RANK_BYTES, SOCKET_BYTES = 900 << 10, 16 << 10
 """Memory of a rank's thread and of a connection, including the kernel's: 4,096 ranks took 5.7 GB of a guest."""
 MOST_BYTES = 128 << 20
 """Memory limit for the ranks of one process: in pages, half of the memory mappings that the host allows it."""
-QUIET_S = 0.2
-END_TIMEOUT_S = 30.0
 LATE_S = 1e-3
 
 
@@ -85,33 +80,22 @@ class BootstrapRun:
 
     def rows(self, tries: Sequence[BootstrapOptions]) -> Iterator[BootstrapRow]:
         """Build the network, measure, and yield each row as it is complete; raises FabricError or RunError."""
-        clean_abandoned()
-        fabric = self.network.fabric(self.seed, self.phase)
-        with fabric:
-            hosts = endpoints_on(self.topology, self.topology.hosts, fabric.state.pids)
+        with bring_up(self.network, None, self.seed, self.phase) as running:
             counts = dict.fromkeys(str(options.ranks) for options in tries)
             # before the first row, so that it does not interrupt the table
             self.phase(f"starting {', '.join(counts)} ranks")
             for options in tries:
-                yield self._row(options, hosts, fabric)
+                spec = make_spec(options, running.endpoints)
+                with BootstrapRanks(running, spec) as events:
+                    found = [event for event in events if event["event"] == "result"]
+                yield make_row(options, found, spec.ranks_per_process)
 
-    def _row(self, options: BootstrapOptions, hosts: Sequence[RankEndpoint], fabric: Fabric) -> BootstrapRow:
-        spec = make_spec(options, hosts)
-        found: list[Mapping[str, float]] = []
-        failures = []
-        with LauncherProcess(spec.to_json(), {ENVIRONMENT_MARK: fabric.state.id}) as launcher:
-            while (events := launcher.events(QUIET_S)) is not None:
-                if failure := fabric.failure():
-                    raise RunError(failure)
-                for event in events:
-                    if event["event"] in ("failed", "killed"):
-                        failures.append(f"{event['who']} on {event['host']}: {event['message']}")
-                    elif event["event"] == "result":
-                        found.append(event)
-            ended = launcher.ended(END_TIMEOUT_S)
-        if failures or ended:
-            raise RunError("\n".join(failures[:5]) or str(ended))
-        return make_row(options, found, spec.ranks_per_process)
+
+class BootstrapRanks(RankRun):
+    """The ranks of one start-up: many, that end slowly and tend to fail together."""
+
+    end_timeout_s = 30.0
+    most_failures = 5
 
 
 def make_spec(
@@ -122,7 +106,6 @@ def make_spec(
         ready_s = 2.0 + 0.004 * options.ranks
     each = -(-options.ranks // len(hosts))
     ranks = tuple(replace(hosts[rank // each], rank=rank) for rank in range(options.ranks))
-    way, costs = options.way, options.costs
     return BootstrapSpec(
         ranks=ranks,
         slots=tuple(rank % each for rank in range(options.ranks)),
@@ -130,16 +113,8 @@ def make_spec(
         token=secrets.token_hex(8),
         begin_s=time.monotonic() + ready_s,
         timeout_s=options.timeout_s,
-        bootstrap=way.bootstrap,
-        by_pairs=way.by_pairs,
-        reuses=way.reuses,
-        eager=way.eager,
-        base_s=costs.base_s,
-        caller_s=costs.caller_s,
-        entry_s=costs.entry_s,
-        connection_s=costs.connection_s,
-        pair_s=costs.pair_s,
-        rank_s=costs.rank_s,
+        way=options.way,
+        costs=options.costs,
         ranks_per_process=max(1, min(options.ranks, MOST_BYTES // options.rank_bytes)),
     )
 

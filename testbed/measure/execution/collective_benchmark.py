@@ -11,33 +11,22 @@ from testbed.comm.collectives import AUTO, TuningTable, collective_of, dtype_nam
 from testbed.comm.collectives.algorithms.all_to_all_v import rows_traffic, sent_rows
 from testbed.comm.collectives.plan_check import check_if_plugin
 from testbed.comm.transport.wire import PACKET_HEADERS_BYTES
-from testbed.measure.execution.launchers import LauncherProcess
 from testbed.measure.execution.network_setup import Network
+from testbed.measure.execution.rank_network import RankNetwork, RankRun, bring_up
 from testbed.measure.execution.resources import ranks_per_process
 from testbed.measure.ranks.benchmarks import BenchSpec, Case, numel_for, sent_elements
+from testbed.measure.result_model import Column
 from testbed.net.controller.policy_view import View
-from testbed.net.fabric.fabric_state import ENVIRONMENT_MARK, clean_abandoned
-from testbed.net.fabric.network import Fabric
 from testbed.net.paths.hops import NETEM
+from testbed.plugins import short_name
 from testbed.spec.buildings import Host
-from testbed.spec.links import ETHERNET_HEADER_BYTES
+from testbed.spec.link_direction import ETHERNET_HEADER_BYTES
 from testbed.spec.scale import Scale
 from testbed.spec.topology import Topology
 from testbed.spec.transport import TransportSpec
-from testbed.workload.job.endpoint_resolution import (
-    endpoints_on,
-    loopback_endpoints,
-    multipath_of,
-    resolve_endpoints,
-    wants_rdma,
-)
-from testbed.workload.job.endpoints import JobEndpoints, RankEndpoint, SocketRules
-from testbed.workload.job.errors import RunError
-from testbed.workload.job.traffic_matrix import socket_rules_of
+from testbed.workload.job.endpoint_resolution import resolve_endpoints, socket_rules_of
+from testbed.workload.job.endpoints import JobEndpoints, RankEndpoint
 from testbed.workload.uniform_plans import uneven_rows
-
-END_TIMEOUT_S = 10.0
-QUIET_S = 0.2
 
 
 @dataclass(frozen=True)
@@ -93,6 +82,62 @@ class Row:
         """The achieved share of what the bottleneck allows, 0 to 1."""
         return None if self.limit_s is None else self.limit_s / self.time_s
 
+    @property
+    def name(self) -> str:
+        """The algorithm without the path of its file; in brackets if `auto` chose it."""
+        return short_name(self.algorithm) if self.algorithm != AUTO else f"({short_name(self.chosen)})"
+
+
+def _gigabytes_text(rate: float) -> str:
+    return f"{rate / 1e9:.4g}"
+
+
+COLUMNS: tuple[Column[Row], ...] = (
+    Column("#", "#", 1, lambda row: " "),
+    Column("size", "(B)", 12, lambda row: row.size_bytes, "Bytes of a rank's whole array."),
+    Column("count", "(elements)", 12, lambda row: row.count, "Elements of that array."),
+    Column("type", "", 9, lambda row: row.dtype, "Type of the elements."),
+    Column(
+        "redop",
+        "",
+        8,
+        lambda row: row.op if collective_of(row.collective).reduces else "none",
+        "The reduction; none for collectives that do not reduce.",
+    ),
+    Column("algorithm", "", 19, lambda row: row.name, "The algorithm; in brackets if `auto` chose it."),
+    Column(
+        "time",
+        "(us)",
+        11,
+        lambda row: f"{row.time_s * 1e6:.2f}" if row.time_s < 0.1 else f"{row.time_s * 1e6:.0f}",
+        "Time of one call, mean over iterations and ranks.",
+    ),
+    Column(
+        "algbw",
+        "(GB/s)",
+        9,
+        lambda row: _gigabytes_text(row.algbw),
+        "Bytes of the call, as nccl-tests counts them, over its time.",
+    ),
+    Column(
+        "busbw",
+        "(GB/s)",
+        9,
+        lambda row: _gigabytes_text(row.busbw),
+        "`algbw` times the collective's bus factor, as nccl-tests defines it.",
+    ),
+    Column("#wrong", "", 7, lambda row: row.wrong, "Wrong elements, over all ranks."),
+    Column(
+        "of limit",
+        "(%)",
+        9,
+        lambda row: "n/a" if row.of_limit is None else f"{row.of_limit:.1%}".removesuffix("%"),
+        "Share of what the most loaded link allows, without headers; n/a on loopback.",
+        key="of_limit",
+    ),
+)
+"""The columns of `testbed bench`: those of nccl-tests, and one more."""
+
 
 class BenchRun:
     """A collective benchmark, on a network or, without one, over this machine's loopback."""
@@ -107,6 +152,7 @@ class BenchRun:
         self.phase = phase
         self.scale = network.scale if network else Scale()
         self.topology: Topology | None = network.topology.resolve(self.scale) if network else None
+        self.hosts = self.topology.hosts[:ranks] if self.topology else ()
         self.tuning = replace(options.tuning, size_scale=self.scale.size_scale)
         self.itemsize = dtype_named(options.dtype).itemsize
         self.cases = [
@@ -123,27 +169,19 @@ class BenchRun:
             FabricError: If the network cannot be built.
             RunError: If a rank fails.
         """
-        hosts = self.topology.hosts[: self.ranks] if self.topology else None
-        groups = [host.building for host in hosts] if hosts else [""] * self.ranks
+        groups = [host.building for host in self.hosts] or [""] * self.ranks
         for algorithm in self.options.algorithms:
             if algorithm != AUTO:
                 check_if_plugin(self.options.collective, algorithm, groups)
-        if self.network is None or self.topology is None:
-            with loopback_endpoints(self.ranks) as endpoints:
-                yield from self._measure(self._wiring(endpoints), {})
-            return
-        clean_abandoned()
-        network, topology = self.network, self.topology
-        multipath = multipath_of(self.options.transport, topology.hosts[: self.ranks])
-        fabric = network.fabric(self.options.seed, self.phase, multipath, wants_rdma(self.options.transport))
-        with fabric:
-            endpoints = endpoints_on(topology, topology.hosts[: self.ranks], fabric.state.pids)
-            yield from self._measure(self._wiring(endpoints), {ENVIRONMENT_MARK: fabric.state.id}, fabric)
+        seed, transport = self.options.seed, self.options.transport
+        with bring_up(self.network, self.ranks, seed, self.phase, transport) as running:
+            yield from self._measure(running)
 
     # ---- the ranks
 
-    def _wiring(self, endpoints: list[RankEndpoint]) -> JobEndpoints:
+    def _wiring(self, endpoints: Sequence[RankEndpoint]) -> JobEndpoints:
         options = self.options
+        engine = self.network.backend.link_engine if self.network else NETEM
         return resolve_endpoints(
             options.transport,
             self.scale,
@@ -152,18 +190,13 @@ class BenchRun:
             options.seed,
             options.timeout_s,
             options.congestion_control,
-            self._socket_rules(),
+            socket_rules_of(
+                options.transport.sockets, self.scale, self.topology, self.hosts, link_engine=engine
+            ),
         )
 
-    def _socket_rules(self) -> SocketRules:
-        hosts = self.topology.hosts[: self.ranks] if self.topology else ()
-        engine = self.network.backend.link_engine if self.network else NETEM
-        rules = self.options.transport.sockets
-        return socket_rules_of(rules, self.scale, self.topology, hosts, link_engine=engine)
-
-    def _measure(
-        self, wiring: JobEndpoints, environment: Mapping[str, str], fabric: Fabric | None = None
-    ) -> Iterator[Row]:
+    def _measure(self, running: RankNetwork) -> Iterator[Row]:
+        wiring = self._wiring(running.endpoints)
         options = self.options
         spec = BenchSpec(
             wiring,
@@ -183,22 +216,13 @@ class BenchRun:
         )
         self.phase(f"starting {self.ranks} ranks")
         found: dict[int, list[Mapping[str, float]]] = {}
-        failures = []
-        with LauncherProcess(spec.to_json(), environment) as launcher:
-            while (events := launcher.events(QUIET_S)) is not None:
-                if fabric is not None and (failure := fabric.failure()):
-                    raise RunError(failure)
-                for event in events:
-                    if event["event"] in ("failed", "killed"):
-                        failures.append(f"{event['who']} on {event['host']}: {event['message']}")
-                    elif event["event"] == "result":
-                        results = found.setdefault(event["case"], [])
-                        results.append(event)
-                        if len(results) == self.ranks:
-                            yield self._row(event["case"], wiring, results)
-            ended = launcher.ended(END_TIMEOUT_S)
-        if failures or ended:
-            raise RunError("\n".join(failures) or str(ended))
+        with RankRun(running, spec) as events:
+            for event in events:
+                if event["event"] == "result":
+                    results = found.setdefault(event["case"], [])
+                    results.append(event)
+                    if len(results) == self.ranks:
+                        yield self._row(event["case"], wiring, results)
 
     # ---- what comes out
 
@@ -219,7 +243,7 @@ class BenchRun:
         limit_s = None
         if self.topology is not None:
             pairs = self._traffic(case, chosen, wiring.buildings)
-            limit_s = scale.real_s(bottleneck_s(self.topology, self.topology.hosts[: self.ranks], pairs))
+            limit_s = scale.real_s(bottleneck_s(self.topology, self.hosts, pairs))
         algbw = size_bytes * share / time_s
         return Row(
             collective=options.collective,
@@ -254,12 +278,6 @@ class BenchRun:
             most = self._part(case)
             return rows_traffic(sent_rows(chosen, uneven_rows(ranks, most), most), itemsize, chosen)
         return traffic(collective, chosen, self._part(case), itemsize, buildings)
-
-
-def payload_share(mtu: int) -> float:
-    """Return the share of a link's rate that is TCP payload with full packets."""
-    frame = mtu + ETHERNET_HEADER_BYTES
-    return (frame - PACKET_HEADERS_BYTES) / frame
 
 
 def bottleneck_s(
@@ -313,5 +331,6 @@ def bottleneck_s(
             back = sum(link.b_to_a.rate_bps for link in topology.wan if (link.b, link.a) == (at, onward))
             load((at, onward), forth + back, size_bytes)
             at = onward
-    share = payload_share(topology.mtu)
+    frame_bytes = topology.mtu + ETHERNET_HEADER_BYTES
+    share = (frame_bytes - PACKET_HEADERS_BYTES) / frame_bytes  # of a link's rate that is payload
     return max((count / rates[link] / share for link, count in bits.items()), default=0.0)

@@ -6,12 +6,12 @@ import contextlib
 import os
 import signal
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from testbed.net.fabric.bridges import Cable, nic_cables
+from testbed.net.fabric.bridges import nic_cables
 from testbed.net.fabric.faults import Condition, Faults
 from testbed.net.paths.hops import NETEM
 from testbed.processes import suppress_tcp_close
@@ -239,35 +239,31 @@ def sort_changes(found: Iterable[Change]) -> list[Change]:
     return sorted(found, key=lambda change: (change.at_s, change.begins, change.event))
 
 
+TAKES_DOWN = {
+    "link_down": "links_down",
+    "link_blackhole": "links_dark",
+    "switch_down": "switches_down",
+    "nic_down": "cards_down",
+    "host_kill": "cards_down",
+}
+TAKES_PLANE_DOWN = {"plane_down": "links_down", "plane_blackhole": "links_dark"}
+"""The field of a `Condition` to which an event adds its target, or all links of that plane."""
+
+
 def network_condition(active: Iterable[EventSpec], topology: Topology, scale: Scale) -> Condition:
     """Return the state of the network while these events are active; the last one wins if several change a setting."""
-    down: set[str] = set()
-    dark: set[str] = set()
-    switches: set[str] = set()
-    cards: set[str] = set()
+    found: defaultdict[str, set[str]] = defaultdict(set)
     changed: dict[tuple[str, str], Direction] = {}
     for event in active:
-        if event.action == "link_down":
-            down.add(str(event.target))
-        elif event.action == "link_blackhole":
-            dark.add(str(event.target))
-        elif event.action in ("plane_down", "plane_blackhole"):
-            of_plane = {link.name for link in topology.wan if link.plane == event.target}
-            (down if event.action == "plane_down" else dark).update(of_plane)
-        elif event.action == "switch_down":
-            switches.add(str(event.target))
-        elif event.action in ("nic_down", "host_kill"):
-            cards.add(str(event.target))
+        if (part := TAKES_DOWN.get(event.action)) is not None:
+            found[part].add(str(event.target))
+        elif (part := TAKES_PLANE_DOWN.get(event.action)) is not None:
+            found[part] |= {link.name for link in topology.wan if link.plane == event.target}
         elif (asked := event.changes) is not None:
             for key, healthy in _directions(event, topology).items():
                 changed[key] = change_direction(changed.get(key, healthy), asked, topology.mtu, scale)
-    return Condition(
-        frozenset(down),
-        frozenset(switches),
-        changed,
-        links_dark=frozenset(dark),
-        cards_down=frozenset(cards),
-    )
+    parts = {part: frozenset(found[part]) for part in TAKES_DOWN.values()}
+    return Condition(changed=changed, **parts)
 
 
 def _directions(event: EventSpec, topology: Topology) -> dict[tuple[str, str], Direction]:
@@ -275,31 +271,19 @@ def _directions(event: EventSpec, topology: Topology) -> dict[tuple[str, str], D
     which = CARD_DIRECTIONS.get(event.direction, event.direction)
     chosen = DIRECTIONS if which == "both" else (which,)
     if event.action in CARD_EVENTS:
-        cable = host_cable(topology, str(event.target))
+        cable = nic_cables(topology)[str(event.target)]
         assert cable.direction is not None
         return {(cable.name, direction): cable.direction for direction in chosen}
     (link,) = (link for link in topology.wan if link.name == event.target)
     return {(link.name, direction): getattr(link, direction) for direction in chosen}
 
 
-def host_cable(topology: Topology, host: str) -> Cable:
-    """Return the cable between a host's NIC and its switch."""
-    return nic_cables(topology)[host]
-
-
 def affected_parts(events: Sequence[EventSpec], topology: Topology) -> tuple[set[str], set[str]]:
     """Return the links and buildings with packet counts that cannot add up because of these events."""
-    wan = {link.name for link in topology.wan}
-    links: set[str] = set()
-    for event in events:
-        now = network_condition([event], topology, UNSCALED)
-        links |= (now.links_down | now.links_dark | {name for name, _ in now.changed}) & wan
-        for switch in now.switches_down:
-            building = switch.split("-")[0]
-            links |= {link.name for link in topology.wan if building in (link.a, link.b)}
-    buildings = {end for link in topology.wan if link.name in links for end in (link.a, link.b)}
-    switched = {str(event.target).split("-")[0] for event in events if event.action == "switch_down"}
-    return links, buildings | switched
+    links, switches, _ = parts_changed_by(events, topology)
+    switched = {switch.split("-")[0] for switch in switches}
+    links |= {link.name for link in topology.wan if switched & {link.a, link.b}}
+    return links, switched | {end for link in topology.wan if link.name in links for end in (link.a, link.b)}
 
 
 def affected_cards(events: Iterable[EventSpec]) -> set[str]:
@@ -311,12 +295,12 @@ def hosts_beyond_engine(events: Iterable[EventSpec], topology: Topology, link_en
     """Return the hosts with NICs that get a delay or loss which this link engine cannot apply to them."""
     if link_engine == NETEM:
         return []
-    found = set()
+    found, cables = set(), nic_cables(topology)
     for event in events:
         asked = event.changes
         if event.action in CARD_EVENTS and asked is not None and (asked.delay_s or asked.loss):
             found.add(str(event.target))
-    return sorted(host for host in found if not host_cable(topology, host).needs_engine)
+    return sorted(host for host in found if not cables[host].needs_engine)
 
 
 def parts_changed_by(events: Sequence[EventSpec], topology: Topology) -> tuple[set[str], set[str], set[str]]:

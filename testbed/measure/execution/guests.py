@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 import os
-import re
 import shutil
 import sys
 import tempfile
 import threading
 import time
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
+from testbed.measure.execution.identity import record_key
 from testbed.measure.execution.progress import PartProgress, Progress
 from testbed.measure.execution.resources import Forecast
-from testbed.measure.results.run_directory import describe_environment
 from testbed.measure.results.shards import Shard, ShardRecord, split_into_shards
 from testbed.measure.results.unfinished_run import FINISHED, ShardFolders
 from testbed.measure.results.writer import BackendResult, ShardTimes
@@ -29,43 +28,13 @@ from testbed.net.errors import VirtualClockError
 from testbed.net.virtual.guest import GUEST_PROGRAMS, Guest, GuestExit, GuestSettings, list_idlest_cores
 from testbed.net.virtual.kernel_image import KernelImage, find_image
 from testbed.prediction import calibration
-from testbed.prediction.calibration import file_in_use
+from testbed.prediction.executors.dask_cluster import Cluster
 from testbed.spec.scale import Scale
 from testbed.spec.scenario import Scenario
 from testbed.spec.units import format_size
 from testbed.workload.job.errors import RunError
 from testbed.workload.job.job import workload_of
 from testbed.workload.schedules import find_schedule, write_csv
-
-_PACKAGE = Path(__file__).parents[2]
-OWN_FILE = re.compile(r"(/[^\s'\":,]+\.py):\w")
-_KEY_DIGITS = 16
-
-
-def record_key(scenario: str, others: Any) -> str:
-    """Return a hexadecimal key of the scenario, the files named in it, the testbed's code and the calibration.
-
-    `scenario` is YAML with absolute paths. `others` is any further JSON data that the record depends on.
-    """
-    digest = hashlib.sha256()
-    for part in (scenario, json.dumps(others, sort_keys=True), *_environment(), *_texts(scenario)):
-        digest.update(part.encode() + b"\0")
-    return digest.hexdigest()[:_KEY_DIGITS]
-
-
-def _environment() -> Iterator[str]:
-    yield json.dumps(describe_environment()["versions"], sort_keys=True)
-    yield sys.executable
-    yield str(_PACKAGE)
-
-
-def _texts(scenario: str) -> Iterator[str]:
-    own = {Path(name) for name in OWN_FILE.findall(scenario)}
-    calibration = file_in_use()
-    for file in (*sorted(_PACKAGE.rglob("*.py")), *sorted(own), *([calibration] if calibration else [])):
-        yield str(file)
-        yield file.read_text() if file.exists() else ""
-
 
 LINK_ENGINE, DATAPATH = "netem", "system"
 CHECKOUT = Path(__file__).parents[3]
@@ -142,11 +111,7 @@ def measure_on_worker(work: GuestWork, item: tuple[Shard, Scenario]) -> bytes:
     with tempfile.TemporaryDirectory(prefix="testbed-shard-") as parent:
         folder = Path(parent, str(shard.number))
         measure_in_guest(work, find_image(), shard, scenario, folder)
-        packed = io.BytesIO()
-        with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
-            for file in folder.rglob("*"):
-                archive.write(file, file.relative_to(folder))
-        return packed.getvalue()
+        return Path(shutil.make_archive(str(folder), "zip", folder)).read_bytes()
 
 
 def unpack(packed: bytes, folder: Path) -> GuestExit:
@@ -208,38 +173,34 @@ def _with_schedule(scenario: Scenario, scale: Scale, folder: Path) -> Scenario:
 POLL_S = 0.1
 
 
+@dataclass(frozen=True)
 class Guests:
-    """A backend that runs several guests in parallel, each on its own core.
+    """A backend that runs several guests in parallel: each on its own core here, or one per worker of a cluster.
 
     Core, seed and directories of `settings` are set for each guest. `ranks_per_process`: None for the fastest.
     """
 
-    def __init__(
-        self,
-        image: KernelImage,
-        settings: GuestSettings,
-        expected: Forecast,
-        ranks_per_process: int | None = None,
-        link_engine: str = LINK_ENGINE,
-    ) -> None:
-        self.image = image
-        self.settings = settings
-        self.expected = expected
-        self.jobs = expected.jobs
-        self.ranks_per_process = ranks_per_process
-        self.link_engine = link_engine
+    image: KernelImage
+    settings: GuestSettings
+    expected: Forecast
+    ranks_per_process: int | None = None
+    link_engine: str = LINK_ENGINE
+    cluster: Cluster | None = None
 
     @property
     def words(self) -> str:
-        """The number of guests in parallel, and their memory."""
-        return f"virtual clock, {self.jobs} at once, at most {format_size(self.settings.memory_bytes)} each"
+        """Where guests run: how many in parallel with how much memory, or on which workers."""
+        if self.cluster is not None:
+            return f"virtual clock, on {self.cluster.words}"
+        memory = format_size(self.settings.memory_bytes)
+        return f"virtual clock, {self.expected.jobs} at once, at most {memory} each"
 
     def shards(self, scenario: Scenario) -> list[Shard]:
         """Split by algorithm too: under the virtual clock, all networks behave alike."""
         return split_into_shards(scenario)
 
     def identity(self, scenario: Scenario, scale: Scale) -> str:
-        """Return a key for the request, its files, the kernel and the testbed's code."""
+        """Return a key for everything that a shard's record depends on: request, files, kernel, and code."""
         image = self.image
         kernel = [image.version, image.recipe, self.settings.cpu_time]
         if self.link_engine != LINK_ENGINE:
@@ -254,25 +215,60 @@ class Guests:
         parts: ShardFolders,
         progress: Progress,
     ) -> BackendResult:
-        """Measure the shards in parallel guests; see `Backend`."""
-        check_programs()
+        """Measure all shards that are not finished, each in `parts.folder`/NUMBER, and return all shards' records.
+
+        If a shard fails or the user interrupts, all guests are stopped, and finished records stay in place.
+
+        Raises:
+            RunError: If a measurement fails.
+            VirtualClockError: If a guest fails.
+        """
         began_s = time.monotonic()
-        pool = _GuestPool(self, scenario, shards, scale, parts, progress)
-        ended = pool.run()
-        records = [ShardRecord.read(pool.target(shard)) for shard in shards]
-        times = [ShardTimes(end.uptime_s, end.wall_s, end.memory_bytes) for end in ended]
-        wall_s = time.monotonic() - began_s
-        memory_bytes, expected = self.settings.memory_bytes, self.expected
+        work = GuestWork(self.settings, scale, self.ranks_per_process, self.link_engine)
+        if self.cluster is None:
+            check_programs()
+            pool = _GuestPool(self.image, work, scenario, shards, self.expected.jobs, parts, progress)
+            pool.run()
+            jobs, digest = len(pool.cores), self.image.digest
+        else:
+            _run_on_cluster(self.cluster, work, scenario, shards, parts, progress)
+            jobs, digest = min(self.cluster.at_once, len(shards)), None
+        folders = [parts.folder / str(shard.number) for shard in shards]
+        ended = [read_ended(folder / FINISHED) for folder in folders]
         return BackendResult(
-            records,
-            wall_s,
-            memory_bytes,
-            len(pool.cores),
-            times,
-            expected.wall_s,
-            expected.memory_bytes,
-            self.image.digest,
+            [ShardRecord.read(folder) for folder in folders],
+            time.monotonic() - began_s,
+            self.settings.memory_bytes,
+            jobs,
+            [ShardTimes(end.uptime_s, end.wall_s, end.memory_bytes) for end in ended],
+            self.expected.wall_s,
+            self.expected.memory_bytes,
+            digest,
         )
+
+
+def _run_on_cluster(
+    cluster: Cluster,
+    work: GuestWork,
+    scenario: Scenario,
+    shards: Sequence[Shard],
+    parts: ShardFolders,
+    progress: Progress,
+) -> None:
+    """Measure the shards on workers, and store each here; the shard of a worker that dies is repeated by another."""
+    steps = {shard.number: shard.trials + scenario.warmup for shard in shards}
+    finished = parts.finished
+    waiting = [shard for shard in shards if shard.number not in finished]
+    done, total = sum(steps[number] for number in steps if number in finished), sum(steps.values())
+    guests = f"{len(waiting)} guest{'' if len(waiting) == 1 else 's'}"
+    progress.phase(f"{guests} on {cluster.words}")
+    progress.step(done, total)
+    with cluster.workers(measure_on_worker, work) as workers:
+        asked = [(shard, shard.scenario(scenario)) for shard in waiting]
+        for shard, packed in zip(waiting, workers.map(asked), strict=True):
+            unpack(packed, parts.folder / str(shard.number))
+            done += steps[shard.number]
+            progress.step(min(done, total - 1), total)
 
 
 class _GuestPool:
@@ -280,32 +276,29 @@ class _GuestPool:
 
     def __init__(
         self,
-        guests: Guests,
+        image: KernelImage,
+        work: GuestWork,
         scenario: Scenario,
         shards: Sequence[Shard],
-        scale: Scale,
+        jobs: int,
         parts: ShardFolders,
         progress: Progress,
     ) -> None:
-        self.image = guests.image
-        self.work = GuestWork(guests.settings, scale, guests.ranks_per_process, guests.link_engine)
+        self.image, self.work = image, work
         self.scenario = scenario
         self.shards = shards
         self.folder, self.finished = parts.folder, parts.finished
         self.progress = progress
         idle = list_idlest_cores()
-        self.cores = [idle[job % len(idle)] for job in range(min(guests.jobs, len(shards)))]
+        self.cores = [idle[job % len(idle)] for job in range(min(jobs, len(shards)))]
         self._stop = threading.Event()
         self._state = {shard.number: PartProgress(shard.name) for shard in shards}
-        self._free = list(self.cores)
-        self._lock = threading.Lock()
+        self._free: SimpleQueue[int] = SimpleQueue()
+        for core in self.cores:
+            self._free.put(core)
 
-    def target(self, shard: Shard) -> Path:
-        """Return the directory of a shard's record."""
-        return self.folder / str(shard.number)
-
-    def run(self) -> list[GuestExit]:
-        """Run all shards and return how their guests ended; RunError and VirtualClockError name the failed shard."""
+    def run(self) -> None:
+        """Run all shards; RunError and VirtualClockError name the failed shard."""
         pool = ThreadPoolExecutor(len(self.cores))
         futures = [pool.submit(self._run_shard, shard) for shard in self.shards]
         try:
@@ -313,9 +306,8 @@ class _GuestPool:
         finally:
             self._stop.set()
             pool.shutdown(wait=True, cancel_futures=True)
-        return [future.result() for future in futures]
 
-    def _report_progress(self, futures: Sequence[Future[GuestExit]]) -> None:
+    def _report_progress(self, futures: Sequence[Future[None]]) -> None:
         """Report progress until all shards are done or one has failed."""
         reported = -1
         while True:
@@ -333,37 +325,33 @@ class _GuestPool:
             if not waiting:
                 return
 
-    def _run_shard(self, shard: Shard) -> GuestExit:
-        folder = self.target(shard)
+    def _run_shard(self, shard: Shard) -> None:
+        state = self._state[shard.number]
         if shard.number in self.finished:
-            state = self._state[shard.number]
             state.done = state.total = shard.trials + self.scenario.warmup
             state.finished = True
-            return read_ended(folder / FINISHED)
-        with self._lock:
-            core = self._free.pop(0)
+            return
+        core = self._free.get()
 
         def meanwhile(guest: Guest) -> None:
-            self._state[shard.number].clock_s = guest.clock_s
+            state.clock_s = guest.clock_s
             if self._stop.is_set():
                 raise RunError(f"{shard.name}: stopped")
 
         try:
-            ended = measure_in_guest(
+            measure_in_guest(
                 self.work,
                 self.image,
                 shard,
                 shard.scenario(self.scenario),
-                folder,
+                self.folder / str(shard.number),
                 core=core,
                 on_event=lambda event: self._event(shard, event),
                 meanwhile=meanwhile,
             )
         finally:
-            with self._lock:
-                self._free.append(core)
-        self._state[shard.number].finished = True
-        return ended
+            self._free.put(core)
+        state.finished = True
 
     def _event(self, shard: Shard, event: Mapping[str, Any]) -> None:
         state = self._state[shard.number]

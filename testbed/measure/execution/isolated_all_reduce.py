@@ -17,9 +17,9 @@ from testbed.comm.collectives.baseline_ring import (
 )
 from testbed.comm.transport import PROTOCOLS
 from testbed.comm.transport.wire import ConnectionKey
-from testbed.measure.fidelity import Invariant
 from testbed.measure.fidelity.host_invariants import Attempt, BaselineTimes
 from testbed.measure.fidelity.timing_invariants import model_agreement
+from testbed.measure.fidelity.verdict import Invariant
 from testbed.net.paths.alpha_beta import (
     RingStep,
     all_planes,

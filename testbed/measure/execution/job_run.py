@@ -13,15 +13,14 @@ from typing import Any, TypeVar
 from testbed.clock import CpuTime, clock_here, sleep_until
 from testbed.comm.flight_recorder import STALLED
 from testbed.measure.execution.event_player import EventPlayer
-from testbed.measure.execution.launchers import Launchers
+from testbed.measure.execution.rank_network import Event, RankNetwork, RankRun
 from testbed.measure.execution.stalls import Stall, StallWatch
 from testbed.net.fabric.change_watch import ChangeWatch
-from testbed.net.fabric.fabric_state import ENVIRONMENT_MARK
-from testbed.net.fabric.network import Fabric
-from testbed.net.fabric.running_fabric import CounterReader, FabricCounters
+from testbed.net.fabric.running_fabric import FabricCounters, read_counters
 from testbed.net.links import LinkError
 from testbed.net.links.interfaces import NodeCounts
 from testbed.net.links.link_engine import EngineStats
+from testbed.net.links.netlink import Netlink
 from testbed.workload.job.errors import RunError
 from testbed.workload.job.launch_spec import JobSpec
 
@@ -46,7 +45,7 @@ class LinkSample:
     switches: Mapping[str, NodeCounts] = field(default_factory=dict)
 
 
-class JobRun:
+class JobRun(RankRun):
     """One job's processes, and the link samples taken while it runs.
 
     Optional attributes to set before `run`:
@@ -58,16 +57,19 @@ class JobRun:
     - `watch_also` returns the failure of a further part, if it has failed.
     """
 
+    spec: JobSpec
+
     def __init__(
         self,
-        fabric: Fabric,
+        network: RankNetwork,
         spec: JobSpec,
         on_step: Callable[[int], None],
         sample_interval_s: float = 0.1,
         look_interval_s: float = 1.0,
     ) -> None:
-        self.fabric = fabric
-        self.spec = spec
+        super().__init__(network, spec)
+        assert network.fabric is not None
+        self.fabric = network.fabric
         self.on_step = on_step
         self.sample_interval_s = sample_interval_s
         self.look_interval_s = look_interval_s
@@ -80,7 +82,6 @@ class JobRun:
         self.samples: list[LinkSample] = []
         self.step_clock = StepClock()
         self.rank_pids: dict[int, int] = {}  # of live ranks
-        self._launchers: Launchers | None = None
         self.background_traffic: list[dict[str, Any]] = []  # what each flow received, emulated
         self.before: dict[str, NodeCounts] = {}  # of hosts and switches, while no frame was in flight
         self.after: dict[str, NodeCounts] = {}
@@ -89,72 +90,70 @@ class JobRun:
         self._edges = StepEdges()
         self._step_ended = False  # whether all ranks have just ended a step
         self._switches: Mapping[str, NodeCounts] = {}  # counts at the announcement of the last step
+        self._next_sample_s = self._next_look_s = 0.0
 
     def run(self) -> None:
         """Run the job to its end; RunError names the part that failed: rank, launcher, link engine or controller."""
-        with CounterReader(self.fabric.plan) as reader:
-            self._settle(reader)
+        with Netlink() as self._root:
+            self._settle()
             self.before = self.fabric.counts()
-            self._run(reader)
+            with self:
+                self._next_sample_s = time.monotonic() + self.sample_interval_s
+                self._next_look_s = time.monotonic() + self.look_interval_s
+                for event in self:
+                    self._handle(event)
+                self._settle()
             self.after = self.fabric.counts()
-
-    def _run(self, reader: CounterReader) -> None:
-        environment = {ENVIRONMENT_MARK: self.fabric.state.id}
-        with Launchers(self.fabric, self.spec, environment) as self._launchers:
-            self._watch(self._launchers, reader)
 
     def tell_of_death(self, rank: int) -> None:
         """Report at once that a rank's process was killed, as a closed connection would."""
-        if self._launchers is not None and self.spec.survives_kills:
-            self._launchers.tell_of_death(rank)
+        if self.launchers is not None and self.spec.survives_kills:
+            self.launchers.tell_of_death(rank)
 
     def return_ranks(self, ranks: Collection[int]) -> None:
         """Restart killed ranks, if the job survives their loss."""
-        if self._launchers is not None and self.spec.survives_kills:
-            self._launchers.return_ranks(sorted(ranks))
+        if self.launchers is not None and self.spec.survives_kills:
+            self.launchers.return_ranks(sorted(ranks))
 
-    def _watch(self, launcher: Launchers, reader: CounterReader) -> None:
-        next_sample_s = time.monotonic() + self.sample_interval_s
-        next_look_s = time.monotonic() + self.look_interval_s
-        failures: list[str] = []
-        while True:
-            stalls = self.stalls if not failures else None  # a failed job is diagnosed at its end
-            waiting = (self.player, stalls, self._edges)
-            dues_s = [own.due_s for own in waiting if own is not None and own.due_s is not None]
-            wait_s = max(0.0, min(next_sample_s, next_look_s, *dues_s) - time.monotonic())
-            events = launcher.events(wait_s)
-            if events is None:
-                break
-            failures += self._events(events)
-            self._read_at_edges(reader)
-            if self.player:
-                self.player.play()
-                if self.spec.survives_kills and self.player.nobody_left:
-                    raise RunError("as the scenario planned, all ranks were killed, and none will return")
-            if stalls is not None and (stall := stalls.look(time.monotonic())):
-                self._stall = stall
-                launcher.dump(STALLED)
-            if time.monotonic() >= next_sample_s:
-                # keep samples apart, also after a delay: rates over very short intervals are meaningless
-                least_s = time.monotonic() - self.sample_interval_s / 2
-                next_sample_s = max(next_sample_s, least_s) + self.sample_interval_s
-                self._check_parts()
-                self._sample(reader)
-            if time.monotonic() >= next_look_s:
-                if self.watch:
-                    self.watch.look()
-                next_look_s = time.monotonic() + self.look_interval_s
+    def wait_s(self) -> float:
+        """Return the time until something is due: a sample, a look at the network, an event, a stall, an edge."""
+        waiting = (self.player, self._stall_watch, self._edges)
+        dues_s = [own.due_s for own in waiting if own is not None and own.due_s is not None]
+        return max(0.0, min(self._next_sample_s, self._next_look_s, *dues_s) - time.monotonic())
+
+    @property
+    def _stall_watch(self) -> StallWatch | None:
+        return None if self.failures else self.stalls  # a failed job is diagnosed at its end
+
+    def look(self) -> None:
+        """Do what is due; RunError if a part has failed, or no rank is left."""
+        self._read_at_edges()
+        if self.player:
+            self.player.play()
+            if self.spec.survives_kills and self.player.nobody_left:
+                raise RunError("as the scenario planned, all ranks were killed, and none will return")
+        if self._stall_watch is not None and (stall := self._stall_watch.look(time.monotonic())):
+            self._stall = stall
+            assert self.launchers is not None
+            self.launchers.dump(STALLED)
+        if time.monotonic() >= self._next_sample_s:
+            # keep samples apart, also after a delay: rates over very short intervals are meaningless
+            least_s = time.monotonic() - self.sample_interval_s / 2
+            self._next_sample_s = max(self._next_sample_s, least_s) + self.sample_interval_s
+            self._check_parts()
+            self._sample()
+        if time.monotonic() >= self._next_look_s:
+            if self.watch:
+                self.watch.look()
+            self._next_look_s = time.monotonic() + self.look_interval_s
+
+    def finish(self) -> None:
+        """Undo the scenario's events; RunError if a part has failed."""
         if self.player:
             self.player.finish()
         self._check_parts()
-        launcher_failure = launcher.ended(END_TIMEOUT_S)
-        if failures:
-            raise RunError("\n".join([*self._planned_kill(), *failures]))
-        if launcher_failure:
-            raise RunError(launcher_failure)
-        self._settle(reader)
 
-    def _read_at_edges(self, reader: CounterReader) -> None:
+    def _read_at_edges(self) -> None:
         """Read all counters if a measured step has just ended or is about to start.
 
         Switches are read well before a start, as reading many namespaces takes a while with the real clock.
@@ -162,7 +161,7 @@ class JobRun:
         count_switches = partial(self.fabric.counts, of_hosts=False)
         if self._step_ended:
             self._step_ended = False
-            self._sample(reader, "end")
+            self._sample("end")
             self.samples[-1] = replace(self.samples[-1], switches=self._read(count_switches))
         if self._edges.due_s is None:
             return
@@ -170,31 +169,31 @@ class JobRun:
             self._switches = self._read(count_switches)
         if time.monotonic() >= self._edges.due_s:
             self._edges.wait_for_start()
-            self._sample(reader, "start")
+            self._sample("start")
             self.samples[-1] = replace(self.samples[-1], switches=self._switches)
             self._switches = {}
 
-    def _settle(self, reader: CounterReader) -> None:
+    def _settle(self) -> None:
         """Take the first or the last sample while no frame is in flight: such frames would count as missing."""
-        self._sample(reader)
+        self._sample()
         for _ in range(SETTLE_SAMPLES):
             before = self.samples.pop()
             time.sleep(SETTLE_S)
-            self._sample(reader)
+            self._sample()
             if self.samples[-1].counters == before.counters:
                 return
 
     def _check_parts(self) -> None:
-        if failure := self.fabric.failure() or self.watch_also():
+        if failure := self.network.failure() or self.watch_also():
             raise RunError(failure)
 
-    def _sample(self, reader: CounterReader, edge: str = "") -> None:
+    def _sample(self, edge: str = "") -> None:
         assert self.fabric.engine is not None
         begun_s = time.monotonic()
         account = self._read(self.fabric.engine.stats)
         # the statistics cover at least the traffic until its begin, and at most that until its end
         time_s = begun_s if edge == "end" else time.monotonic()
-        counters = self._read(reader.read)
+        counters = self._read(partial(read_counters, self.fabric.plan, self._root))
         self.samples.append(LinkSample(time_s, counters, account, edge))
         if not edge:  # edges may follow each other closely: see above
             self.on_sample(self.samples[-1])
@@ -210,33 +209,32 @@ class JobRun:
                 time.sleep(0.01)
             raise RunError(failure or f"the WAN links can no longer be read: {error}") from error
 
-    def _events(self, events: Sequence[dict[str, Any]]) -> list[str]:
-        """Handle the launcher's events and return a sentence for each failed rank."""
-        failures = []
-        for event in events:
-            self.step_clock.record(event)
-            if event["event"] in ("started", "returned"):
-                self.rank_pids |= {int(rank): pid for rank, pid in event["pids"].items()}
-            elif event["event"] == "step":
-                self.on_step(event["index"])
-                if self.player:
-                    self.player.step(event["variant"], event["trial"], event["start_s"])
-                if self.stalls:
-                    self.stalls.began(event["variant"], event["trial"], event["start_s"])
-                self._edges.began(event)
-            elif event["event"] == "ended":
-                self._step_ended |= self._edges.ended(event)
-            elif event["event"] == "dumped" and self._stall is not None:
-                self.on_stall(self._stall)
-            elif event["event"] == "background_traffic":
-                self.background_traffic.append({key: value for key, value in event.items() if key != "event"})
-            elif event["event"] == "killed" and self._survived(event["ranks"]):
-                continue
-            elif event["event"] in ("failed", "killed"):
-                if event["event"] == "failed":
-                    self._noticed_s.append(time.monotonic())
-                failures.append(f"{event['who']} on {event['host']}: {event['message']}")
-        return failures
+    def failure_in(self, event: Event) -> str | None:
+        """Return a sentence if an event is the failure of a rank that the scenario does not survive."""
+        if event["event"] == "killed" and self._survived(event["ranks"]):
+            return None
+        if event["event"] == "failed":
+            self._noticed_s.append(time.monotonic())
+        return super().failure_in(event)
+
+    def _handle(self, event: Event) -> None:
+        self.step_clock.record(event)
+        if event["event"] in ("started", "returned"):
+            self.rank_pids |= {int(rank): pid for rank, pid in event["pids"].items()}
+        elif event["event"] == "step":
+            self.on_step(event["index"])
+            step = event["variant"], event["trial"], event["start_s"]
+            if self.player:
+                self.player.step(*step)
+            if self.stalls:
+                self.stalls.began(*step)
+            self._edges.began(event)
+        elif event["event"] == "ended":
+            self._step_ended |= self._edges.ended(event)
+        elif event["event"] == "dumped" and self._stall is not None:
+            self.on_stall(self._stall)
+        elif event["event"] == "background_traffic":
+            self.background_traffic.append({key: value for key, value in event.items() if key != "event"})
 
     def _survived(self, ranks: Sequence[int]) -> bool:
         """Record killed ranks, and return whether the job continues because the scenario killed them."""
@@ -247,7 +245,7 @@ class JobRun:
         explained = [self.player.explains_death(rank) for rank in ranks]
         return bool(explained) and all(explained)
 
-    def _planned_kill(self) -> list[str]:
+    def headline(self) -> list[str]:
         """Return a headline for failures that follow from an event of the scenario; empty if there was none."""
         if self.player is None or self.player.killed_s is None:
             return []

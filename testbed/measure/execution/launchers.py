@@ -12,9 +12,10 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 from testbed.measure.fidelity.link_invariants import Tunnel
+from testbed.measure.ranks.benchmarks import BenchSpec, BootstrapSpec
 from testbed.net.errors import FabricError
 from testbed.net.fabric.machines import Machine
 from testbed.net.fabric.network import Fabric
@@ -26,22 +27,6 @@ MONITOR_FILE = "monitor.jsonl"
 THIS_MACHINE = "this machine"
 
 LAUNCHER, WATCHER = "testbed.measure.ranks.launcher", "testbed.measure.fidelity.watcher"
-
-
-class Launcher(Protocol):
-    """A process that starts ranks and reports their events."""
-
-    def fileno(self) -> int:
-        """Return a file descriptor that is readable when there may be events."""
-
-    def events(self, timeout_s: float) -> list[dict[str, Any]] | None:
-        """Return the events that arrive within this time; None once the launcher has ended."""
-
-    def ended(self, timeout_s: float) -> str | None:
-        """Wait for the launcher to end, and return a description of its failure; None if it ended well."""
-
-    def stop(self) -> None:
-        """Stop the launcher and its ranks."""
 
 
 class RemoteLauncher:
@@ -83,34 +68,38 @@ class RemoteLauncher:
             self.machine.call("end", pid=self.pid)
 
 
-class Launchers:
-    """The launchers of all machines as one; a context manager that stops them all."""
+RankSpec = JobSpec | BenchSpec | BootstrapSpec
+"""The specification of ranks, as a launcher gets it."""
 
-    def __init__(self, fabric: Fabric, spec: JobSpec, environment: Mapping[str, str]) -> None:
-        machines = {endpoint.rank: fabric.machine_of(endpoint.host) for endpoint in spec.wiring.ranks}
-        of: dict[Machine | None, list[int]] = {}
-        for rank, machine in machines.items():
-            of.setdefault(machine, []).append(rank)
-        self._parts: list[Launcher] = []
-        self._live: list[Launcher] = []
+
+class Launchers:
+    """The launchers of all machines as one; without a fabric, that of this machine."""
+
+    def __init__(self, fabric: Fabric | None, spec: RankSpec, environment: Mapping[str, str]) -> None:
+        self._parts: list[LauncherProcess | RemoteLauncher] = []
+        self._live: list[LauncherProcess | RemoteLauncher] = []
         try:
-            for machine, ranks in of.items():
-                if machine is None:
-                    some = [_listed(ranks)] if len(of) > 1 else []
-                    self._parts.append(LauncherProcess(spec.to_json(), environment, some))
-                else:
-                    there = replace(spec, output=machine.folder)
-                    self._parts.append(RemoteLauncher(machine, there.to_json(), ranks, environment))
+            if fabric is None or not fabric.other_machines:
+                self._parts = [LauncherProcess(spec.to_json(), environment)]
+            else:
+                assert isinstance(spec, JobSpec)
+                self._start_everywhere(fabric, spec, environment)
         except BaseException:
             self.stop()
             raise
         self._live = list(self._parts)
 
-    def __enter__(self) -> Launchers:
-        return self
-
-    def __exit__(self, *reason: object) -> None:
-        self.stop()
+    def _start_everywhere(self, fabric: Fabric, spec: JobSpec, environment: Mapping[str, str]) -> None:
+        of: dict[Machine | None, list[int]] = {}
+        for endpoint in spec.wiring.ranks:
+            of.setdefault(fabric.machine_of(endpoint.host), []).append(endpoint.rank)
+        for machine, ranks in of.items():
+            if machine is None:
+                some = [_listed(ranks)] if len(of) > 1 else []
+                self._parts.append(LauncherProcess(spec.to_json(), environment, some))
+            else:
+                there = replace(spec, output=machine.folder)
+                self._parts.append(RemoteLauncher(machine, there.to_json(), ranks, environment))
 
     def events(self, timeout_s: float) -> list[dict[str, Any]] | None:
         """Return the events of all launchers that arrive within this time; None once all have ended."""
@@ -243,7 +232,7 @@ class LauncherProcess:
         self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (closed in __exit__)
         self._pending = b""
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "testbed.measure.ranks.launcher", *arguments],
+            [sys.executable, "-m", LAUNCHER, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._stderr,

@@ -9,20 +9,18 @@ from functools import cached_property
 from typing import Any
 
 from testbed.measure.execution.event_player import affected_cards
-from testbed.measure.execution.job_run import JobRun, LinkSample, StepClock
+from testbed.measure.execution.job_run import JobRun, LinkSample
 from testbed.measure.execution.rank_evidence import RankEvidence
-from testbed.measure.fidelity import Invariant
 from testbed.measure.fidelity.building_invariants import (
     building_of,
     conservation_in_buildings,
     lossless,
-    no_pause_cycle,
+    no_pause_circle,
     packet_balances,
     subtract_counts,
     timed_cables,
 )
 from testbed.measure.fidelity.host_invariants import (
-    BaselineTimes,
     find_stalls,
     foreign_in_steps,
     foreign_outside_steps,
@@ -31,49 +29,26 @@ from testbed.measure.fidelity.host_invariants import (
     ranks_awake,
 )
 from testbed.measure.fidelity.invariants import Conservation
-from testbed.measure.fidelity.link_invariants import PortDrops
+from testbed.measure.fidelity.link_invariants import DroppingPort
+from testbed.measure.fidelity.verdict import Invariant
 from testbed.measure.ranks.telemetry import REAL_LATE_S, REAL_WAIT_S
 from testbed.measure.results.summary import StepResult
 from testbed.net.fabric.bridges import NIC, Cable, End, cables
 from testbed.net.links.interfaces import NodeCounts
-from testbed.net.links.link_engine import EngineStats
+from testbed.net.links.link_engine import DirectionStats, EngineStats
 from testbed.net.paths.buffer_checks import find_pause_cycle
 from testbed.spec.events import EventSpec
-from testbed.spec.link_direction import DIRECTIONS, Direction
+from testbed.spec.link_direction import DIRECTIONS, PACKET_FAULTS, Direction
 from testbed.spec.scale import Scale
 from testbed.spec.topology import Topology, TopologySpec
-from testbed.workload.job.job import Job
 from testbed.workload.plan_volume import result_elements
 
 Record = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class HostEvidence:
-    """Counters of one run, for all of its variants, in emulated figures.
-
-    Attributes:
-        job: The job.
-        before, after: Counts of all hosts and switches while no frame was in flight.
-        links: Readings of the WAN links.
-        samples: The ranks' samples.
-        event_log: The log of the scenario's events.
-        again: Times of the isolated collective before and after the steps.
-        exact: Whether the virtual clock is in use.
-        step_clock: When launchers were notified of the starts and ends of steps.
-        sockets: Final state of the ranks' connections, for packets that the kernel segmented below IP.
-    """
-
-    job: Job
-    before: Mapping[str, NodeCounts]
-    after: Mapping[str, NodeCounts]
-    links: Sequence[LinkSample]
-    samples: Sequence[Record]
-    event_log: Sequence[Record]
-    again: BaselineTimes
-    exact: bool
-    step_clock: StepClock
-    sockets: Sequence[Record] = ()
+class HostEvidence(RankEvidence):
+    """What hosts and switches counted in a run, and what is known about its ranks; in emulated figures."""
 
     @cached_property
     def topology(self) -> Topology:
@@ -84,11 +59,6 @@ class HostEvidence:
     def events(self) -> Sequence[EventSpec]:
         """The scenario's events."""
         return self.job.scenario.all_events
-
-    @cached_property
-    def hosts(self) -> list[str]:
-        """The host of each rank."""
-        return [host.name for host in self.job.hosts]
 
     @cached_property
     def background(self) -> frozenset[str]:
@@ -102,15 +72,6 @@ class HostEvidence:
         each = result_elements(self.job.workload.plan)
         return None if each is None else each * len(steps)
 
-    @cached_property
-    def _counted(self) -> dict[str, NodeCounts]:
-        found = subtract_counts(self.before, self.after)
-        for pair in self.sockets:
-            if cut := pair.get("packets_cut"):
-                host = self.hosts[pair["rank"]]
-                found[host] = found[host].with_sent_packets(cut)
-        return found
-
     def invariants(self, steps: Sequence[StepResult]) -> list[Invariant]:
         """Return the invariants of one variant's measured steps."""
         variant = steps[0].variant
@@ -123,7 +84,7 @@ class HostEvidence:
             self._conservation(),
             self._foreign(own, sum(step.step_time_s for step in steps)),
             self._awake(own, variant),
-            *self._rank_evidence.invariants(steps),
+            *self.rank_invariants(steps),
             network_as_before(
                 replace(self.again, overflowed=self.dropped > 0),
                 self.exact and self.job.wiring.transport.settles,
@@ -131,30 +92,19 @@ class HostEvidence:
             ),
         ]
 
-    @cached_property
-    def dropped(self) -> int:
-        """Frames that the topology's queues dropped in the whole run."""
-        first, last = (sample.account.directions for sample in (self.links[0], self.links[-1]))
-        on_links = sum(last[key].dropped - first[key].dropped for key in last)
-        return on_links + sum(port.dropped for node in self._counted.values() for port in node.ports.values())
-
-    @cached_property
-    def _rank_evidence(self) -> RankEvidence:
-        own = self.job, self.samples, self.step_clock, self._counted, self.links
-        return RankEvidence(*own, self.exact, self.dropped, self.again.remembers)
-
     def _conservation(self) -> Invariant:
         down = {str(event.target) for event in self.events if event.action == "switch_down"}
         left_out = sorted(
             building.name for building in self.topology.buildings if down & set(building.switches)
         )
-        corrupting = any(direction.corrupt for direction in _all_directions(self.topology))
-        changed = any(event.settings is not None and event.settings.corrupt for event in self.events)
+        settings = [*_all_directions(self.topology), *(event.settings for event in self.events)]
+        misdirecting = [name for name, fault in PACKET_FAULTS.items() if fault.misdirects]
+        corrupting = any(getattr(one, name, None) for one in settings for name in misdirecting)
         cards = affected_cards(self.events)
-        balances = list(packet_balances(self.topology, self._counted, left_out, cards))
+        balances = list(packet_balances(self.topology, self.counted, left_out, cards))
         timed = self._timed(left_out, cards)
         without = sorted({*left_out, *cards})
-        return conservation_in_buildings(balances, timed, without, corrupting or changed)
+        return conservation_in_buildings(balances, timed, without, corrupting)
 
     def _timed(self, left_out: Sequence[str], cards: Collection[str]) -> list[Conservation]:
         """Return counts of cables that the link engine emulates, without those of some buildings and hosts."""
@@ -165,28 +115,15 @@ class HostEvidence:
                 continue
             for direction, near, far in (("a_to_b", cable.a, cable.b), ("b_to_a", cable.b, cable.a)):
                 early, late = first.directions[cable.name, direction], last.directions[cable.name, direction]
-                sent, came = (self._counted[node].ports[name] for node, name in (near, far))
-                counters = {
-                    name: getattr(late, name) - getattr(early, name)
-                    for name in ("lost", "duplicated", "dropped", "overrun", "held")
-                }
-                found.append(
-                    Conservation(
-                        f"{cable.name} {direction}",
-                        entered=sent.tx_packets,
-                        crossed=late.crossed_packets - early.crossed_packets,
-                        taken_in=late.in_packets - early.in_packets,
-                        given_out=late.out_packets - early.out_packets,
-                        arrived=came.rx_packets,
-                        **counters,
-                    )
-                )
+                sent, came = (self.counted[node].ports[name] for node, name in (near, far))
+                key = cable.name, direction
+                found.append(conservation_between(key, early, late, sent.tx_packets, came.rx_packets))
         return found
 
     def _foreign(self, own: Sequence[Record], steps_s: float) -> Invariant:
         names = [host.name for host in self.topology.hosts]
         found = foreign_in_steps(self.hosts, own, self.topology.mtu)
-        found += foreign_outside_steps(self._counted, self.hosts, self.background, names)
+        found += foreign_outside_steps(self.counted, self.hosts, self.background, names)
         known = all(sample["traffic"] is not None for sample in own)
         slowest_bps = min(direction.rate_bps for direction in _all_directions(self.topology))
         return no_foreign_traffic(found, slowest_bps, steps_s, known)
@@ -197,6 +134,41 @@ class HostEvidence:
         if self.exact:
             noticed_s = max(sample["looks_s"] for sample in own)
         return ranks_awake(find_stalls(self.hosts, own, pauses), noticed_s, self.exact, sorted(pauses))
+
+
+def count_nodes(job: JobRun, sockets: Sequence[Record], hosts: Sequence[str]) -> dict[str, NodeCounts]:
+    """Return what hosts and switches counted in a run, read while no frame was in flight.
+
+    Args:
+        job: The run.
+        sockets: Final state of the ranks' connections, for packets that the kernel segmented below IP.
+        hosts: Host of each rank.
+    """
+    found = subtract_counts(job.before, job.after)
+    for pair in sockets:
+        if cut := pair.get("packets_cut"):
+            host = hosts[pair["rank"]]
+            found[host] = found[host].with_sent_packets(cut)
+    return found
+
+
+def conservation_between(
+    key: tuple[str, str], early: DirectionStats, late: DirectionStats, entered: int, arrived: int
+) -> Conservation:
+    """Return a link direction's frame counts between two readings; `entered` and `arrived` are those of its ends."""
+    counters = {
+        name: getattr(late, name) - getattr(early, name)
+        for name in ("lost", "duplicated", "dropped", "overrun", "held")
+    }
+    return Conservation(
+        f"{key[0]} {key[1]}",
+        entered=entered,
+        crossed=late.crossed_packets - early.crossed_packets,
+        taken_in=late.in_packets - early.in_packets,
+        given_out=late.out_packets - early.out_packets,
+        arrived=arrived,
+        **counters,
+    )
 
 
 def reason_not_repeated(events: Sized, background: Sized, topology: Topology) -> str:
@@ -254,7 +226,9 @@ class PortCounts:
         return self.nodes[node].ports[interface].dropped
 
 
-def port_drops(spec: TopologySpec, topology: Topology, job: JobRun, steps: Sequence[Span]) -> list[PortDrops]:
+def port_drops(
+    spec: TopologySpec, topology: Topology, job: JobRun, steps: Sequence[Span], scale: Scale
+) -> list[DroppingPort]:
     """Return every port inside buildings that dropped packets in these steps, the worst first.
 
     Hosts' NICs are counted over the whole run, as their queues are in host memory and never fill up. So is every port
@@ -272,18 +246,12 @@ def port_drops(spec: TopologySpec, topology: Topology, job: JobRun, steps: Seque
             own = [whole] if near[1] == NIC or len(windows) < len(steps) else windows
             if packets := sum(late.drops(cable, end) - early.drops(cable, end) for early, late in own):
                 is_given = cable.a[0] in given and near[1] != NIC
-                found.append(PortDrops(_place(near, far), cable.direction.queue_bytes, is_given, packets))
-    return sorted(found, key=lambda drops: -drops.packets)
-
-
-def port_record(drops: PortDrops, scale: Scale) -> dict[str, Any]:
-    """Return the fields of `DroppingPort`, in real units."""
-    return {
-        "place": drops.place,
-        "queue_bytes": round(scale.real_bytes(drops.queue_bytes)),
-        "given": drops.given,
-        "drops": drops.packets,
-    }
+                queue_bytes = round(scale.real_bytes(cable.direction.queue_bytes))
+                place = _place(near, far)
+                found.append(
+                    DroppingPort(place=place, queue_bytes=queue_bytes, given=is_given, drops=packets)
+                )
+    return sorted(found, key=lambda port: -port.drops)
 
 
 def _place(near: End, far: End) -> str:
@@ -348,7 +316,7 @@ def pause_invariants(topology: Topology, rows: Sequence[Mapping[str, Any]]) -> l
     dropped, pauses = (sum(row[name] for row in rows) for name in ("dropped", "pauses"))
     return [
         lossless(dropped, pauses, fullest, shares[fullest]),
-        no_pause_cycle(find_pause_cycle(topology)),
+        no_pause_circle(find_pause_cycle(topology)),
     ]
 
 

@@ -24,20 +24,36 @@ from testbed.net.controller import PolicyChoice
 from testbed.net.errors import FabricError
 from testbed.net.fabric.daemon import start_background
 from testbed.net.fabric.network import Fabric
-from testbed.net.fabric.plan import Multipath
 from testbed.net.links.pause import PAUSE_ENGINE
 from testbed.net.virtual.guest import DEFAULT_MEMORY_BYTES, GuestSettings
+from testbed.spec.buildings import Host
 from testbed.spec.catalogue import locate_file
-from testbed.spec.errors import ConfigError, Problem
+from testbed.spec.errors import ConfigError, Problem, option_error
 from testbed.spec.policy import parse_policy
 from testbed.spec.scale import Scale
 from testbed.spec.scenario import Scenario
 from testbed.spec.topology import Topology, TopologySpec, load_topology
+from testbed.spec.transport import TransportSpec
 from testbed.spec.units import parse_duration, parse_size
+from testbed.workload.job.endpoint_resolution import multipath_of, wants_rdma
 
 LOOPBACK_RANKS, MOST_LOOPBACK_RANKS = 4, 256
+CLOCKS = ("real", "virtual")
 LINK_ENGINES = ("netem", "userspace")
 DATAPATHS = ("system", "netdev")
+
+
+def check_clock(clock: str) -> None:
+    """Raise ConfigError for an unknown clock."""
+    if clock not in CLOCKS:
+        raise option_error("--clock", clock, " or ".join(CLOCKS))
+
+
+def rank_count(asked: int | None, topology: Path | None) -> int:
+    """Return the requested number of ranks, else one for each host, or LOOPBACK_RANKS without a topology file."""
+    if asked is not None:
+        return asked
+    return len(load_topology(topology).resolve().hosts) if topology else LOOPBACK_RANKS
 
 
 def choose_network_backend(link_engine: str | None, datapath: str | None) -> NetworkBackend:
@@ -52,7 +68,7 @@ def choose_network_backend(link_engine: str | None, datapath: str | None) -> Net
         ("--datapath", datapath, DATAPATHS),
     ):
         if value is not None and value not in known:
-            raise ConfigError([Problem("command line", None, option, value, " or ".join(known))])
+            raise option_error(option, value, " or ".join(known))
     capabilities = doctor.probe_all()
     choice = doctor.choose(capabilities)
     if choice.link_engine is None or choice.datapath is None:
@@ -79,9 +95,7 @@ def link_engine_for(asked: str | None, pauses: bool) -> str | None:
         return PAUSE_ENGINE
     reason = "the kernel's queues do not know a frame's ingress port"
     expected = f"{PAUSE_ENGINE}: {reason} (docs/explanation/pause.md)"
-    raise ConfigError(
-        [Problem("command line", None, "--link-engine", f"{asked} for a topology with pause", expected)]
-    )
+    raise option_error("--link-engine", f"{asked} for a topology with pause", expected)
 
 
 def choose_network(
@@ -99,20 +113,14 @@ def choose_network(
         ConfigError: If an option is wrong, or the host cannot carry the rates.
         FabricError: If this host does not have the requested engine or datapath.
     """
+    most = MOST_LOOPBACK_RANKS if path is None else rank_count(None, path)
+    count = rank_count(ranks, None) if path is None else ranks or most
+    if not least <= count <= most:
+        expected = f"{least} to {most}" + ("" if path is None else ", the number of hosts")
+        raise option_error("--ranks", str(count), expected)
     if path is None:
-        count = ranks or LOOPBACK_RANKS
-        if not least <= count <= MOST_LOOPBACK_RANKS:
-            expected = f"{least} to {MOST_LOOPBACK_RANKS}"
-            raise ConfigError([Problem("command line", None, "--ranks", str(count), expected)])
         return None, count
-    chosen, spec = choose_policy(policy), load_topology(path)
-    backend = choose_network_backend(link_engine_for(link_engine, spec.pauses), datapath)
-    hosts = len(spec.resolve().hosts)
-    count = ranks or hosts
-    if not least <= count <= hosts:
-        expected = f"{least} to {hosts}, the number of hosts"
-        raise ConfigError([Problem("command line", None, "--ranks", str(count), expected)])
-    return Network(spec, backend, choose_scale(spec.resolve, size_scale, 1.0, backend, count), chosen), count
+    return choose_network_without_ranks(path, policy, link_engine, datapath, size_scale, ranks=count), count
 
 
 def choose_network_without_ranks(
@@ -122,8 +130,9 @@ def choose_network_without_ranks(
     datapath: str | None = None,
     size_scale: float | str = "auto",
     policy_field: str = "--policy",
+    ranks: int = 0,
 ) -> Network:
-    """Return a network to bring up without ranks, for any program.
+    """Return a network to bring up, by default without ranks, for any program.
 
     Args:
         topology: File or data of the topology.
@@ -132,6 +141,7 @@ def choose_network_without_ranks(
         datapath: The datapath; None: the best one.
         size_scale: Divides all rates; "auto": the smallest that this host can carry.
         policy_field: Name of the policy's field in errors.
+        ranks: Number of ranks, for the host's memory.
 
     Raises:
         ConfigError: If an option is wrong, or the host cannot carry the rates.
@@ -139,15 +149,13 @@ def choose_network_without_ranks(
     """
     spec, chosen = load_topology(topology), choose_policy(policy, policy_field)
     backend = choose_network_backend(link_engine_for(link_engine, spec.pauses), datapath)
-    return Network(spec, backend, choose_scale(spec.resolve, size_scale, 1.0, backend, ranks=0), chosen)
+    return Network(spec, backend, choose_scale(spec.resolve, size_scale, 1.0, backend, ranks), chosen)
 
 
 def require_command(arguments: Sequence[str]) -> list[str]:
     """Return the program and its arguments from a command line; ConfigError if there is none."""
     if not arguments:
-        raise ConfigError(
-            [Problem("command line", None, "COMMAND", "nothing", "a program and its arguments")]
-        )
+        raise option_error("COMMAND", "nothing", "a program and its arguments")
     return list(arguments)
 
 
@@ -156,7 +164,7 @@ def choose_policy(text: str, where: str = "--policy") -> PolicyChoice:
     try:
         return PolicyChoice(**parse_policy(text).to_choice())
     except ValueError as error:
-        raise ConfigError([Problem("command line", None, where, text, str(error))]) from None
+        raise option_error(where, text, str(error)) from None
 
 
 def choose_virtual_scale(scenario: Scenario, rank_bytes: float) -> Scale:
@@ -210,7 +218,7 @@ def choose_guests(
         fewer = "fewer --jobs, " if several else ""
         memory = "a smaller --memory" if asked_bytes else "--memory where you know better"
         advice = f"{fewer}a larger scale.size_scale, or {memory}"
-        raise ConfigError([Problem("command line", None, "memory", found, advice)])
+        raise option_error("memory", found, advice)
     return expected
 
 
@@ -224,20 +232,18 @@ def guest_settings(
     *,
     open_vswitch: bool = True,
     default_memory_bytes: int = DEFAULT_MEMORY_BYTES,
-    core: int | None = None,
 ) -> GuestSettings:
     """Return a guest's settings from command-line options; ConfigError if one is wrong."""
     modes: dict[str, CpuTime] = {"free": "free", "counted": "counted"}
     if cpu_time not in modes:
-        raise ConfigError([Problem("command line", None, "--cpu-time", cpu_time, "free or counted")])
+        raise option_error("--cpu-time", cpu_time, "free or counted")
     for folder in writable:
         if not folder.is_dir():
-            raise ConfigError([Problem("command line", None, "--writable", str(folder), "a directory")])
+            raise option_error("--writable", str(folder), "a directory")
     return GuestSettings(
         memory_bytes=parse_size_option("--memory", memory) if memory else default_memory_bytes,
         cpu_time=modes[cpu_time],
         seed=seed,
-        core=core,
         stall_timeout_s=_duration("--stall-timeout", stall_timeout),
         timeout_s=_duration("--timeout", timeout) if timeout else None,
         writable=tuple(writable),
@@ -312,9 +318,9 @@ def parse_size_option(option: str, text: str) -> int:
         else:
             size = int(text) if text.isdigit() else parse_size(text)
     except ValueError as error:
-        raise ConfigError([Problem("command line", None, option, repr(text), str(error))]) from None
+        raise option_error(option, repr(text), str(error)) from None
     if size < 1:
-        raise ConfigError([Problem("command line", None, option, repr(text), "a size above 0")])
+        raise option_error(option, repr(text), "a size above 0")
     return size
 
 
@@ -322,7 +328,7 @@ def _duration(option: str, value: str) -> float:
     try:
         return parse_duration(value)
     except ValueError as error:
-        raise ConfigError([Problem("command line", None, option, repr(value), str(error))]) from None
+        raise option_error(option, repr(value), str(error)) from None
 
 
 @dataclass(frozen=True)
@@ -338,26 +344,38 @@ class Network:
         self,
         seed: int,
         progress: Callable[[str], None],
-        multipath: Multipath | None = None,
-        rdma: bool = False,
+        topology: Topology | None = None,
+        transport: TransportSpec | None = None,
+        hosts: Sequence[Host] = (),
+        **options: Any,
     ) -> Fabric:
-        """Return the fabric to build; `multipath` is for MPTCP, `rdma` gives hosts RDMA NICs."""
+        """Return the fabric to build.
+
+        Args:
+            seed: Seed of random choices.
+            progress: Called with a line for each phase.
+            topology: The topology, emulated; None: resolve it.
+            transport: The transport of ranks on `hosts`, which may need MPTCP ports or RDMA NICs.
+            hosts: Hosts of the ranks.
+            options: Further arguments of `Fabric`.
+        """
+        if transport is not None:
+            options |= {"multipath": multipath_of(transport, hosts), "rdma": wants_rdma(transport)}
         return Fabric(
-            self.topology.resolve(self.scale),
+            topology or self.topology.resolve(self.scale),
             policy=self.policy,
-            multipath=multipath,
             link_engine=self.backend.link_engine,
             datapath=self.backend.datapath,
             scale=self.scale,
             seed=seed,
-            rdma=rdma,
             progress=progress,
+            **options,
         )
 
     def start(self, file: Path, progress: Callable[[str], None]) -> str:
         """Bring the network up in a background process, from its topology's file, and return its id."""
         options = {
-            "policy": self.policy.to_data(),
+            "policy": asdict(self.policy),
             "link_engine": self.backend.link_engine,
             "datapath": self.backend.datapath,
             "scale": asdict(self.scale),

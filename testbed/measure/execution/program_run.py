@@ -18,32 +18,22 @@ from testbed.comm.flight_recorder.ring_buffer import ring_bytes
 from testbed.comm.transport import PROTOCOLS, TRANSPORTS
 from testbed.contrib.torch.launch_env import DEFAULT_VARIABLE, VARIABLE, ProgramJob, ring_name
 from testbed.errors import did_you_mean
-from testbed.measure.execution.network_setup import LOOPBACK_RANKS, Network, require_command
-from testbed.measure.fidelity import invariants, link_invariants
-from testbed.measure.fidelity.probe import measure_links
+from testbed.measure.execution.network_setup import Network, check_clock, rank_count, require_command
+from testbed.measure.execution.rank_network import NetworkCheck, bring_up
 from testbed.measure.fidelity.verdict import Verdict, judge
 from testbed.measure.ranks.programs import Programs
 from testbed.measure.results.run_directory import chown_to_sudo_user
-from testbed.net.fabric.fabric_state import ENVIRONMENT_MARK, clean_abandoned
-from testbed.net.fabric.network import Fabric
 from testbed.net.virtual.guest import DEFAULT_MEMORY_BYTES
 from testbed.spec.catalogue import accelerators
-from testbed.spec.errors import ConfigError, Problem
+from testbed.spec.errors import option_error
 from testbed.spec.scale import Scale
-from testbed.spec.topology import Topology, load_topology
+from testbed.spec.topology import Topology
 from testbed.spec.transport import TransportSpec
 from testbed.version import VERSION
-from testbed.workload.job.endpoint_resolution import (
-    endpoints_on,
-    loopback_endpoints,
-    multipath_of,
-    resolve_endpoints,
-    wants_rdma,
-)
+from testbed.workload.job.endpoint_resolution import resolve_endpoints
 from testbed.workload.job.endpoints import RankEndpoint
 
 SEED = 1
-CLOCKS = ("real", "virtual")
 UNTRUSTED = 3
 RANK_BYTES = 384 << 20  # guest memory for a program with PyTorch and a small model
 
@@ -52,23 +42,20 @@ def check_program_options(transport: str, protocol: str, clock: str) -> None:
     """Raise ConfigError for the first option with an unknown value."""
     for option, value, own in (("--transport", transport, TRANSPORTS), ("--protocol", protocol, PROTOCOLS)):
         if (expected := own.expected(value)) is not None:
-            raise ConfigError([Problem("command line", None, option, value, expected)])
-    if clock not in CLOCKS:
-        raise ConfigError([Problem("command line", None, "--clock", clock, " or ".join(CLOCKS))])
+            raise option_error(option, value, expected)
+    check_clock(clock)
 
 
 def guest_bytes(ranks: int | None, topology: Path | None) -> int:
     """Return the default memory limit of a guest for programs; memory is only allocated when it is used."""
-    if ranks is None:
-        ranks = len(load_topology(topology).resolve().hosts) if topology else LOOPBACK_RANKS
-    return DEFAULT_MEMORY_BYTES + ranks * RANK_BYTES
+    return DEFAULT_MEMORY_BYTES + rank_count(ranks, topology) * RANK_BYTES
 
 
 def require_program(arguments: Sequence[str]) -> list[str]:
     """Return a program and its arguments; ConfigError if there is no such program."""
     command = require_command(arguments)
     if shutil.which(command[0]) is None:
-        raise ConfigError([Problem("command line", None, "COMMAND", command[0], "an executable program")])
+        raise option_error("COMMAND", command[0], "an executable program")
     return command
 
 
@@ -102,38 +89,36 @@ def run_programs(
         OSError: If the program cannot be started.
     """
     options = options or TorchOptions()
-    if network is None:
-        with loopback_endpoints(2 * ranks) as endpoints:
-            program_ends = endpoints[:ranks]
-            backend_ends = [replace(one, rank=rank) for rank, one in enumerate(endpoints[ranks:])]
-            flight = None if output is None else ProgramFlight(backend_ends, output)
-            with torch_environment(options, backend_ends, None, Scale(), SEED, flight) as environment:
-                programs = Programs(list(command), program_ends, show, environment)
-                return _run(programs, flight, output, progress)
-    clean_abandoned()
-    resolved = network.topology.resolve(network.scale)
-    multipath = multipath_of(options.transport, resolved.hosts[:ranks])
-    with network.fabric(SEED, progress, multipath, wants_rdma(options.transport)) as fabric:
-        if not network.scale.is_one:
-            progress(str(network.scale))
-        if strict:
-            progress("measuring rate and delay of every WAN link")
-        check = ProgramCheck(fabric) if strict else None
-        endpoints = endpoints_on(resolved, resolved.hosts[:ranks], fabric.state.pids)
-        flight = None if output is None else ProgramFlight(endpoints, output)
-        with torch_environment(options, endpoints, resolved, network.scale, SEED, flight) as environment:
-            environment[ENVIRONMENT_MARK] = fabric.state.id
+    # on loopback, the backend's ports are not those of the programs
+    count = 2 * ranks if network is None else ranks
+    scale = Scale() if network is None else network.scale
+    with bring_up(network, count, SEED, progress, options.transport) as running:
+        fabric = running.fabric
+        if not scale.is_one:
+            progress(str(scale))
+        check = NetworkCheck(fabric, progress) if strict and fabric is not None else None
+        began_s = time.monotonic()
+        ends = [replace(one, rank=rank) for rank, one in enumerate(running.endpoints[-ranks:])]
+        flight = None if output is None else ProgramFlight(ends, output)
+        topology = None if fabric is None else fabric.topology
+        with torch_environment(options, ends, topology, scale, SEED, flight) as environment:
+            more = {**environment, **running.environment}
+            looked_s = began_s
 
             def failure() -> str | None:
-                if check is not None:
-                    check.look()
-                return fabric.failure()
+                nonlocal looked_s
+                if check is not None and time.monotonic() - looked_s >= LOOK_INTERVAL_S:
+                    looked_s = time.monotonic()
+                    check.watch.look()
+                return running.failure()
 
-            programs = Programs(list(command), endpoints, show, environment, failure)
+            programs = Programs(list(command), running.endpoints[:ranks], show, more, failure)
             status = _run(programs, flight, output, progress)
         if check is None or status:
             return status
-        verdict = check.verdict()
+        check.end()
+        changes = [(change.time_s - began_s, change.words) for change in check.watch.changes]
+        verdict = judge([*check.before(), *check.after(changes)])
         for line in verdict_lines(verdict):
             progress(line)
         return UNTRUSTED if verdict.status == "untrusted" else 0
@@ -163,49 +148,9 @@ def _run(
 LOOK_INTERVAL_S = 5.0  # switches close connections that are silent for a minute
 
 
-class ProgramCheck:
-    """A check of a running network: call `look` from time to time and `verdict` after the programs have ended.
-
-    Raises:
-        FabricError, LinkError: If the network cannot be measured or read back.
-    """
-
-    def __init__(self, fabric: Fabric) -> None:
-        self._fabric = fabric
-        self._watch = fabric.watch()
-        self._measurements = measure_links(fabric.topology, fabric.probe_pids())
-        self._began_s = self._looked_s = time.monotonic()
-
-    def look(self) -> None:
-        """Record changes of the network since the last look, if LOOK_INTERVAL_S has passed."""
-        now_s = time.monotonic()
-        if now_s - self._looked_s >= LOOK_INTERVAL_S:
-            self._looked_s = now_s
-            self._watch.look()
-
-    def verdict(self) -> Verdict:
-        """Return the verdict on the network: measured links, current settings, and changes meanwhile.
-
-        Unlike a run's verdict, it cannot say whether the programs' results are right or whether they were late.
-        """
-        self._watch.look(thorough=True)
-        changes = [(change.time_s - self._began_s, change.words) for change in self._watch.changes]
-        settings, offloads = self._fabric.changed_settings(), self._fabric.changed_offloads()
-        return judge(
-            [
-                invariants.rate_accuracy(self._measurements),
-                invariants.delay_accuracy(self._measurements),
-                link_invariants.jitter_accuracy(self._measurements),
-                link_invariants.settings_in_force("settings_in_force", "the network", settings),
-                link_invariants.settings_in_force("offload_state", "offloads", offloads),
-                link_invariants.nothing_changed(changes),
-            ]
-        )
-
-
 def verdict_lines(verdict: Verdict) -> list[str]:
     """Return the verdict and the failed invariants as lines of text."""
-    broken = [f"{one.name}: {one.sentence}" for one in verdict.invariants if one.ok is False]
+    broken = [f"{one.name}: {one.sentence}" for one in verdict.failed]
     return [f"the network: {verdict.status}, {len(verdict.invariants)} checks", *broken]
 
 
@@ -278,16 +223,12 @@ def parse_algorithm_options(asked: Sequence[str]) -> dict[str, str]:
         collective, equals, algorithm = word.partition("=")
         if not equals or COLLECTIVES.expected(collective) is not None:
             known = did_you_mean(collective, COLLECTIVES)
-            raise _wrong(word, f"COLLECTIVE=ALGORITHM, of {known}")
+            raise option_error("--collective", word, f"COLLECTIVE=ALGORITHM, of {known}")
         known_algorithms = collective_of(collective).algorithms
         if (expected := known_algorithms.expected(algorithm)) is not None:
-            raise _wrong(word, expected)
+            raise option_error("--collective", word, expected)
         found[collective] = algorithm
     return found
-
-
-def _wrong(got: str, expected: str) -> ConfigError:
-    return ConfigError([Problem("command line", None, "--collective", got, expected)])
 
 
 @contextlib.contextmanager

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from testbed.measure.execution.job_run import LinkSample, StepClock
-from testbed.measure.fidelity import Invariant
 from testbed.measure.fidelity.cross_check_invariants import (
     EXACT_S,
-    CardClaim,
+    Claim,
     CollectiveStart,
     ComputeTime,
-    LinkClaim,
     StepEnd,
     StepStart,
     begun_at_once,
@@ -23,7 +22,9 @@ from testbed.measure.fidelity.cross_check_invariants import (
     compute_as_asked,
     step_ends_witnessed,
 )
+from testbed.measure.fidelity.host_invariants import BaselineTimes
 from testbed.measure.fidelity.timing_invariants import StepTime, steps_alike
+from testbed.measure.fidelity.verdict import Invariant
 from testbed.measure.results.summary import StepResult, undisturbed_steps
 from testbed.net.fabric.bridges import NIC
 from testbed.net.fabric.change_watch import Change
@@ -56,45 +57,55 @@ class RankEvidence:
     Attributes:
         job: The job.
         samples: The ranks' own records.
-        clock: When launchers were notified of the starts and ends of steps.
+        step_clock: When launchers were notified of the starts and ends of steps.
         counted: Counters of hosts and switches over the whole run, read by another process than the ranks.
         links: Readings of the WAN links, likewise.
         exact: Whether the virtual clock is in use.
-        dropped: Frames that the topology's queues dropped in the run.
-        remembers: Whether connections are paced at remembered rates.
+        event_log: The log of the scenario's events.
+        again: Times of the isolated collective before and after the steps.
     """
 
     job: Job
     samples: Sequence[Record]
-    clock: StepClock
+    step_clock: StepClock
     counted: Mapping[str, NodeCounts]
     links: Sequence[LinkSample]
     exact: bool
-    dropped: int = 0
-    remembers: bool = False
+    event_log: Sequence[Record] = ()
+    again: BaselineTimes = field(default_factory=lambda: BaselineTimes((), ()))
 
-    def invariants(self, steps: Sequence[StepResult]) -> list[Invariant]:
+    @cached_property
+    def hosts(self) -> list[str]:
+        """The host of each rank."""
+        return [host.name for host in self.job.hosts]
+
+    @cached_property
+    def dropped(self) -> int:
+        """Frames that the topology's queues dropped in the whole run."""
+        first, last = (sample.account.directions for sample in (self.links[0], self.links[-1]))
+        on_links = sum(last[key].dropped - first[key].dropped for key in last)
+        return on_links + sum(port.dropped for node in self.counted.values() for port in node.ports.values())
+
+    def rank_invariants(self, steps: Sequence[StepResult]) -> list[Invariant]:
         """Return the invariants of one variant's measured steps."""
         variant = steps[0].variant
         own = [sample for sample in self.samples if sample["variant"] == variant]
         late = self._late_steps(own)
         prompt = [sample for sample in own if sample["step"] not in late]
         whole = [sample for sample in own if sample["operation"] == "step"]
-        hosts = [host.name for host in self.job.hosts]
         # a replica's rank may have repeated a step that its peer has not
         comparable = self.job.replication is None
         return [
             bytes_witnessed(
-                hosts,
+                self.hosts,
                 [sample for sample in prompt if comparable and sample["operation"] == "step"],
-                self._cards(hosts),
-                self._links(steps),
+                [*self._cards(), *self._links(steps)],
                 repeats=self.job.scenario.transport.kind == "datagram",
             ),
             compute_as_asked(list(self._computed(own))),
             begun_at_once(list(self._begun(prompt)), self.exact),
             step_ends_witnessed(list(self._ends(own)), self.exact),
-            common_start(hosts, list(self._starts(prompt)), self.exact),
+            common_start(self.hosts, list(self._starts(prompt)), self.exact),
             self._alike(whole, steps),
         ]
 
@@ -107,30 +118,34 @@ class RankEvidence:
         job = self.job
         if not (job.scenario.all_events or job.topology.lossy or self._is_random or self.dropped):
             return set()
-        announced = {step for step, (start_s, heard_s) in self.clock.starts.items() if heard_s > start_s}
+        announced = {step for step, (start_s, heard_s) in self.step_clock.starts.items() if heard_s > start_s}
         return announced | {sample["step"] for sample in own if (sample.get("late_s") or 0.0) > EXACT_S}
 
     @property
     def _is_random(self) -> bool:
         """Whether links treat packets randomly, other than by losing them."""
         links = [getattr(link, direction) for link in self.job.topology.wan for direction in DIRECTIONS]
-        return any(link.jitter_s or link.duplicate or link.reorder or link.corrupt for link in links)
+        return any(link.is_random for link in links)
 
-    def _cards(self, hosts: Sequence[str]) -> Iterator[CardClaim]:
+    def _cards(self) -> Iterator[Claim]:
         """Compare only totals, as NICs are read before the first step and after the last one."""
-        sent: dict[int, int] = dict.fromkeys(range(len(hosts)), 0)
+        sent: dict[int, int] = dict.fromkeys(range(len(self.hosts)), 0)
         received = dict(sent)
         for sample in self.samples:
             if sample["operation"] == "step":
                 for peer, count in sample["sent_bytes"].items():
                     sent[sample["rank"]] += count
                     received[int(peer)] += count
-        for rank, host in enumerate(hosts):
+        for rank, host in enumerate(self.hosts):
             card = self.counted[host].ports[NIC]
-            yield CardClaim(host, "sent", sent[rank], card.tx_bytes)
-            yield CardClaim(host, "received", received[rank], card.rx_bytes)
+            for direction, claimed, carried in (
+                ("sent", sent[rank], card.tx_bytes),
+                ("received", received[rank], card.rx_bytes),
+            ):
+                text = f"The rank on {host} reports {{}} bytes {direction} in the measured steps; in the whole run "
+                yield Claim(f"{text}its host's NIC {direction} {{}}.", claimed, carried)
 
-    def _links(self, steps: Sequence[StepResult]) -> Iterator[LinkClaim]:
+    def _links(self, steps: Sequence[StepResult]) -> Iterator[Claim]:
         """Compare the traffic that left each building in each step, between the readings before and after it.
 
         Steps in which a replica sent its state are left out, as that transfer outlasts the step.
@@ -158,7 +173,8 @@ class RankEvidence:
                     if ranks[rank].building == building.name != ranks[peer].building
                 )
                 carried = sum(last[key].sent_bytes - first[key].sent_bytes for key in outgoing)
-                yield LinkClaim(building.name, step.trial, claimed, carried)
+                text = f"In trial {step.trial} ranks in {building.name} report {{}} bytes sent to other buildings; "
+                yield Claim(f"{text}the links from there carried {{}}.", claimed, carried)
 
     def _computed(self, own: Sequence[Record]) -> Iterator[ComputeTime]:
         if self.job.workload.dispatching is not None:
@@ -186,16 +202,14 @@ class RankEvidence:
             next_s = min((begun_s[one] for one in followers if one in begun_s), default=math.inf)
             spans_s = asked_s, most_s, next_s - sample["start_s"]
             took_s = sample["end_s"] - sample["start_s"]
-            host = self.job.hosts[rank].name
+            host = self.hosts[rank]
             yield ComputeTime(rank, host, sample["trial"], sample["name"], took_s, *spans_s)
 
     def _begun(self, own: Sequence[Record]) -> Iterator[CollectiveStart]:
         for sample in own:
             if (late_s := sample.get("late_s")) is not None:
                 rank = sample["rank"]
-                yield CollectiveStart(
-                    rank, self.job.hosts[rank].name, sample["trial"], sample["name"], late_s
-                )
+                yield CollectiveStart(rank, self.hosts[rank], sample["trial"], sample["name"], late_s)
 
     def _ends(self, own: Sequence[Record]) -> Iterator[StepEnd]:
         last_s: dict[tuple[int, int], float] = {}
@@ -208,12 +222,12 @@ class RankEvidence:
                 step, rank = sample["step"], sample["rank"]
                 yield StepEnd(
                     rank,
-                    self.job.hosts[rank].name,
+                    self.hosts[rank],
                     sample["trial"],
                     sample["end_s"] - sample["start_s"],
                     sample["end_s"],
                     last_s.get((step, rank)),
-                    self.clock.ends.get(step, {}).get(rank),
+                    self.step_clock.ends.get(step, {}).get(rank),
                     sample.get("last_byte_s"),
                 )
 
@@ -230,8 +244,8 @@ class RankEvidence:
                 begun = first_s.setdefault(step, {})
                 begun[rank] = min(begun.get(rank, start_s), start_s)
         for step, by_rank in by_step.items():
-            if self.job.replication is None and step in self.clock.starts:
-                yield StepStart(trials[step], *self.clock.starts[step], by_rank, first_s.get(step, {}))
+            if self.job.replication is None and step in self.step_clock.starts:
+                yield StepStart(trials[step], *self.step_clock.starts[step], by_rank, first_s.get(step, {}))
 
     def _alike(self, whole: Sequence[Record], steps: Sequence[StepResult]) -> Invariant:
         resent: dict[int, int] = {}
@@ -255,7 +269,7 @@ class RankEvidence:
             "Links lose packets, so the time of a step is random.": job.topology.lossy,
             "Links delay, duplicate, reorder or corrupt packets at random.": self._is_random,
             "Steps do not have the same work for ranks.": bool(differ),
-            "The transport's state carries over from earlier steps.": self.remembers
+            "The transport's state carries over from earlier steps.": self.again.remembers
             or not job.wiring.transport.settles,
         }
         return next((reason for reason, applies in reasons.items() if applies), "")

@@ -14,7 +14,7 @@ from testbed.comm.transport.kinds import transport_kind
 from testbed.measure.results.shards import split_into_shards
 from testbed.net.paths.alpha_beta import TRANSFER_S
 from testbed.net.paths.hops import packet_payload_bytes
-from testbed.spec.errors import ConfigError, Problem
+from testbed.spec.errors import option_error
 from testbed.spec.events import KILL_EVENTS, EventSpec
 from testbed.spec.scale import Scale
 from testbed.spec.scenario import Scenario
@@ -237,11 +237,11 @@ def parse_ranks_per_process(text: str | None, ranks: int, scenario: Scenario | N
     if text is None:
         return None
     if text != ALL and not (text.isascii() and text.isdigit() and int(text) >= 1):
-        raise ConfigError([Problem("command line", None, OPTION, text, f"a number from 1 on, or {ALL}")])
+        raise option_error(OPTION, text, f"a number from 1 on, or {ALL}")
     count = ranks if text == ALL else min(int(text), ranks)
     if scenario is not None and count > 1 and (found := stopping_events(scenario.all_events)):
         expected = f"1, since {' and '.join(found)} stop the process of one rank"
-        raise ConfigError([Problem("command line", None, OPTION, text, expected)])
+        raise option_error(OPTION, text, expected)
     return count
 
 

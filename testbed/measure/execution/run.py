@@ -6,15 +6,15 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
 
 from testbed.errors import TestbedError
-from testbed.measure.diagnosis import diagnose, read_evidence
+from testbed.measure.diagnosis.diagnose import diagnose
+from testbed.measure.diagnosis.dumps import read_evidence
 from testbed.measure.diagnosis.verdicts import verdict_line
 from testbed.measure.execution.event_player import affected_cards, hosts_beyond_engine
 from testbed.measure.execution.guests import DATAPATH, LINK_ENGINE, Guests
-from testbed.measure.execution.live_log import RunLive
 from testbed.measure.execution.network_setup import (
+    check_clock,
     choose_guests,
     choose_network_backend,
     choose_scale,
@@ -22,8 +22,7 @@ from testbed.measure.execution.network_setup import (
     guest_settings,
     link_engine_for,
 )
-from testbed.measure.execution.progress import Progress
-from testbed.measure.execution.remote_guests import RemoteGuests
+from testbed.measure.execution.progress import Progress, RunLive
 from testbed.measure.execution.resources import (
     forecast_text,
     guest_loads,
@@ -46,13 +45,11 @@ from testbed.net.virtual.kernel_image import find_image
 from testbed.prediction.dry_run import workloads_of
 from testbed.prediction.executors import Executor
 from testbed.prediction.executors.dask_cluster import Cluster
-from testbed.spec.errors import ConfigError, Problem
+from testbed.spec.errors import ConfigError, Problem, option_error
 from testbed.spec.scale import Scale
 from testbed.spec.scenario import Scenario
 from testbed.workload.job.endpoint_resolution import wants_rdma
 from testbed.workload.job.job import Workload
-
-CLOCKS = ("real", "virtual")
 
 
 @dataclass(frozen=True)
@@ -91,8 +88,50 @@ class PreparedRun:
     expectation: str = ""
 
     def execute(self, progress: Progress) -> Result:
-        """Execute the run and return its result; see `execute` for errors."""
-        return execute(self.request.scenario, self.backend, self.scale, self.request.output, progress)
+        """Run all shards of the scenario and return the result, which is also written to the request's output.
+
+        The run directory exists only if the run succeeds. After a failure, two things are kept: finished shards under
+        the virtual clock, from which the same run resumes, and the flight recorders' dumps, in `<output>.failed`.
+
+        Raises:
+            RunExists: If the output already exists.
+            FabricError: If the network cannot be built.
+            RunError: If a rank or another part fails.
+            VirtualClockError: If a guest fails.
+        """
+        scenario, output = self.request.scenario, self.request.output
+        directory = RunDirectory(output)
+        shards = self.backend.shards(scenario)
+        parts = None
+        try:
+            parts = ShardFolders(directory, self.backend.identity(scenario, self.scale))
+            live = RunLive(directory.partial, parts.folder, scenario, shards, self.scale)
+            progress = live.progress(progress)
+            if there := len(parts.finished):
+                progress.phase(f"resuming: {there} of {len(shards)} parts were already done")
+            outcome = self.backend.run_shards(scenario, shards, self.scale, parts, progress)
+            if len(shards) > 1:
+                progress.phase("merging the parts")
+            result = write_run(directory, scenario, self.scale, outcome)
+            live.end()
+            parts.remove()
+            directory.finish()
+        except BaseException as error:
+            if (
+                parts is not None
+                and isinstance(error, TestbedError)
+                and (left := keep_failed(output, parts.folder, str(error)))
+            ):
+                for line in failure_summary(left):
+                    progress.phase(line)
+                progress.phase(f"flight recorder dumps: {left}; to analyse them: testbed diagnose {left}")
+            if parts is not None and (kept := parts.stop()):
+                progress.phase(
+                    f"{kept} of {len(shards)} parts kept in {parts.folder}; the same command resumes"
+                )
+            directory.discard()
+            raise
+        return result.at(output)
 
     def slower(self) -> PreparedRun:
         """Return the same run with twice the time dilation."""
@@ -111,13 +150,13 @@ def prepare(request: Request) -> PreparedRun:
     check_clock(request.clock)
     refuse_existing(request.output)
     if request.machines and request.clock == "virtual":
-        raise ConfigError([Problem("command line", None, "--machines", "--clock virtual", "--clock real")])
+        raise option_error("--machines", "--clock virtual", "--clock real")
     workloads = workloads_of(request.scenario, Scale())
     together = parse_ranks_per_process(request.ranks_per_process, request.scenario.ranks, request.scenario)
     if request.clock == "virtual":
         return _in_guests(request, workloads, together)
     if isinstance(request.engine, Cluster):  # real-clock measurements run on this machine only
-        raise ConfigError([Problem("command line", None, "--engine dask", "--clock real", "--clock virtual")])
+        raise option_error("--engine dask", "--clock real", "--clock virtual")
     return _here(request, workloads.values(), together)
 
 
@@ -130,12 +169,6 @@ def check_here(scenario: Scenario, file: str, clock: str) -> None:
         _backend_and_scale(Request(scenario, Path(), file))
 
 
-def check_clock(clock: str) -> None:
-    """Raise ConfigError for an unknown clock."""
-    if clock not in CLOCKS:
-        raise ConfigError([Problem("command line", None, "--clock", clock, " or ".join(CLOCKS))])
-
-
 def _in_guests(request: Request, workloads: Mapping[str, Workload], together: int | None) -> PreparedRun:
     scenario, datapath = request.scenario, request.datapath
     pauses = _pauses(scenario)
@@ -144,7 +177,7 @@ def _in_guests(request: Request, workloads: Mapping[str, Workload], together: in
     if link_engine not in (None, guest_engine) or datapath not in (None, DATAPATH):
         asked = f"{link_engine or guest_engine} and {datapath or DATAPATH}"
         offered = f"{guest_engine} and {DATAPATH}"
-        raise ConfigError([Problem("command line", None, "--clock virtual", asked, offered)])
+        raise option_error("--clock virtual", asked, offered)
     image = find_image()
     rank_bytes = max(workload.rank_bytes for workload in workloads.values())
     scale = choose_virtual_scale(scenario, rank_bytes)
@@ -156,12 +189,9 @@ def _in_guests(request: Request, workloads: Mapping[str, Workload], together: in
     expected = choose_guests(scenario, scale, rank_bytes, loads, request.jobs, asked_bytes)
     settings = replace(settings, memory_bytes=expected.ceiling_bytes, expected_bytes=required_bytes(expected))
     hint = halving_option(scenario, scale, loads, expected)
-    if isinstance(request.engine, Cluster):
-        return PreparedRun(
-            request, scale, RemoteGuests(image, settings, expected, together, guest_engine, request.engine)
-        )
-    guests = Guests(image, settings, expected, together, guest_engine)
-    return PreparedRun(request, scale, guests, forecast_text(expected, hint))
+    cluster = request.engine if isinstance(request.engine, Cluster) else None
+    guests = Guests(image, settings, expected, together, guest_engine, cluster)
+    return PreparedRun(request, scale, guests, "" if cluster else forecast_text(expected, hint))
 
 
 def _here(request: Request, workloads: Iterable[Workload], together: int | None) -> PreparedRun:
@@ -215,52 +245,8 @@ def parse_machines(asked: str | None, scenario: Scenario, workloads: Iterable[Wo
     }
     if found := [feature for feature, is_used in refused.items() if is_used]:
         expected = f"a scenario without {' and '.join(found)}, or one machine"
-        raise ConfigError([Problem("command line", None, "--machines", asked, expected)])
+        raise option_error("--machines", asked, expected)
     return [name.strip() for name in asked.split(",")]
-
-
-def execute(scenario: Scenario, backend: Backend, scale: Scale, output: Path, progress: Progress) -> Result:
-    """Run all shards of a scenario and return the result, which is also written to `output`.
-
-    The run directory exists only if the run succeeds. After a failure, two things are kept: finished shards under the
-    virtual clock, from which the same run resumes, and the flight recorders' dumps, in `<output>.failed`.
-
-    Raises:
-        RunExists: If `output` already exists.
-        FabricError: If the network cannot be built.
-        RunError: If a rank or another part fails.
-        VirtualClockError: If a guest fails.
-    """
-    directory = RunDirectory(output)
-    shards = backend.shards(scenario)
-    parts = None
-    try:
-        parts = ShardFolders(directory, backend.identity(scenario, scale))
-        live = RunLive(directory.partial, parts.folder, scenario, shards, scale)
-        progress = live.progress(progress)
-        if there := len(parts.finished):
-            progress.phase(f"resuming: {there} of {len(shards)} parts were already done")
-        outcome = backend.run_shards(scenario, shards, scale, parts, progress)
-        if len(shards) > 1:
-            progress.phase("merging the parts")
-        result = write_run(directory, scenario, scale, outcome)
-        live.end()
-        parts.remove()
-        directory.finish()
-    except BaseException as error:
-        if (
-            parts is not None
-            and isinstance(error, TestbedError)
-            and (left := keep_failed(output, parts.folder, str(error)))
-        ):
-            for line in failure_summary(left):
-                progress.phase(line)
-            progress.phase(f"flight recorder dumps: {left}; to analyse them: testbed diagnose {left}")
-        if parts is not None and (kept := parts.stop()):
-            progress.phase(f"{kept} of {len(shards)} parts kept in {parts.folder}; the same command resumes")
-        directory.discard()
-        raise
-    return result.at(output)
 
 
 def failure_summary(left: Path) -> list[str]:
@@ -270,38 +256,6 @@ def failure_summary(left: Path) -> list[str]:
     except (TestbedError, OSError):
         return []
     return [verdict_line(own.verdicts[0]) for own in found if own.verdicts]
-
-
-class Backend(Protocol):
-    """Runs shards, each in its own network."""
-
-    @property
-    def words(self) -> str:
-        """A description of the backend for people."""
-
-    def shards(self, scenario: Scenario) -> list[Shard]:
-        """Split a scenario into shards."""
-
-    def identity(self, scenario: Scenario, scale: Scale) -> str | None:
-        """Return a key for everything that a shard's record depends on; None if records are not reproducible."""
-
-    def run_shards(
-        self,
-        scenario: Scenario,
-        shards: Sequence[Shard],
-        scale: Scale,
-        parts: ShardFolders,
-        progress: Progress,
-    ) -> BackendResult:
-        """Measure all shards that are not finished, each in `parts.folder`/NUMBER.
-
-        If a shard fails or the user interrupts, all processes are stopped, and finished records stay in place.
-
-        Raises:
-            FabricError: If a network cannot be built.
-            RunError: If a rank or another part fails.
-            VirtualClockError: If a guest fails.
-        """
 
 
 class LocalBackend:
@@ -341,7 +295,7 @@ class LocalBackend:
         parts: ShardFolders,
         progress: Progress,
     ) -> BackendResult:
-        """Measure the shards in turn; see `Backend`."""
+        """Measure the shards in turn, each in `parts.folder`/NUMBER; see `Guests.run_shards`."""
         began_s = time.monotonic()
         records = []
         for shard in shards:
@@ -379,3 +333,7 @@ def _shard_progress(
         progress.step(shard.number * each + number, len(shards) * each)
 
     return Progress(phase, step)
+
+
+Backend = LocalBackend | Guests
+"""Runs shards, each in its own network."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from testbed.documents import rebuild
 from testbed.measure.execution.assessment import link_key
 from testbed.measure.execution.job_run import LinkSample
 from testbed.measure.ranks.serving_rank import DISPATCHED_FILE, done_file
@@ -17,17 +18,17 @@ from testbed.net.fabric.network import Fabric
 from testbed.spec.buildings import Host
 from testbed.workload.dispatch import DispatchLog, ExecutedPlan
 from testbed.workload.job.job import Job
-from testbed.workload.plan import Message, Operation, operation_from_document
+from testbed.workload.plan import Message, Operation
 
 RankRecord = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class NetworkRecord:
-    """The controller's final state (policy, rules with their counts) and its events."""
+    """The controller's final state and its events; rules have the packets and (emulated) bytes that matched them."""
 
     policy: dict[str, Any]
-    bridges: dict[str, list[RankRecord]]
+    rules: list[RankRecord]
     events: Sequence[Mapping[str, Any]]
     restarts: int
 
@@ -36,19 +37,14 @@ class NetworkRecord:
         """Query the controller of a running fabric."""
         assert fabric.controller is not None
         api = fabric.controller.api
-        return cls(api.show(), api.rules(), events, fabric.controller.restarts)
+        rules = [{"bridge": bridge, **rule} for bridge, own in api.rules().items() for rule in own]
+        return cls(api.show(), rules, events, fabric.controller.restarts)
 
     @property
     def repairs(self) -> list[str]:
         """Descriptions of the rules that the controller had to restore."""
         found = [event for event in self.events if event["event"] == "repaired"]
         return [f"{event['bridge']}: {event['words']}" for event in found]
-
-    def rule_lines(self) -> Iterator[RankRecord]:
-        """Yield one record per rule, with the packets and (emulated) bytes that matched it."""
-        for bridge, rules in self.bridges.items():
-            for rule in rules:
-                yield {"bridge": bridge, **rule}
 
 
 @dataclass
@@ -176,7 +172,7 @@ def resolve_served_job(job: Job, folder: Path, records: RankRecords) -> Job:
     _add_killed_ranks(records, ranks, done, job.workload.itemsize)
     plan = replace(job.workload.plan, ranks=ranks)
     start_s = min(sample["start_s"] for sample in records.samples if sample["operation"] == "step")
-    dispatched = DispatchLog.from_document(decided["dispatched"]).since(start_s)
+    dispatched = rebuild(DispatchLog, decided["dispatched"]).since(start_s)
     return job.as_executed(ExecutedPlan(plan, dispatched, answers))
 
 
@@ -201,7 +197,7 @@ def _last(path: Path, step: int) -> dict[str, Any]:
 
 def _placed(line: _LogRecord, places: Mapping[int, int]) -> Operation:
     """Return an operation with its dependencies renumbered for a plan of executed operations only."""
-    operation = operation_from_document(line["operation"])
+    operation = Operation.from_document(line["operation"])
     return replace(operation, after=tuple(places[index] for index in operation.after))
 
 

@@ -19,16 +19,16 @@ from testbed.measure.execution.assessment import Evidence, ReplicationRecord, as
 from testbed.measure.execution.event_player import EventPlayer, parts_changed_by, summarise_events
 from testbed.measure.execution.isolated_all_reduce import IsolatedBaseline
 from testbed.measure.execution.job_run import JobRun
-from testbed.measure.execution.live_log import ShardLive
 from testbed.measure.execution.network_evidence import (
-    HostEvidence,
+    count_nodes,
     paused_links,
     port_drops,
-    port_record,
     reason_not_repeated,
 )
-from testbed.measure.execution.progress import Progress
+from testbed.measure.execution.network_setup import Network
+from testbed.measure.execution.progress import Progress, ShardLive
 from testbed.measure.execution.rank_evidence import socket_changes
+from testbed.measure.execution.rank_network import NetworkCheck, RankNetwork, bring_up
 from testbed.measure.execution.shard_records import (
     NetworkRecord,
     RankRecords,
@@ -39,9 +39,9 @@ from testbed.measure.execution.shard_records import (
     shift_times,
 )
 from testbed.measure.execution.stalls import StallReporter, StallWatch
-from testbed.measure.fidelity import LinkMeasurement, MonitorProcess, measure_links
 from testbed.measure.fidelity.capacity import NetworkBackend
-from testbed.measure.fidelity.link_invariants import Tunnel
+from testbed.measure.fidelity.cpu_monitor import MonitorProcess
+from testbed.measure.fidelity.link_invariants import DroppingPort, Tunnel
 from testbed.measure.fidelity.similarity import run_numbers
 from testbed.measure.results.records import EVENTS
 from testbed.measure.results.run_directory import describe_environment, write_lines
@@ -57,20 +57,17 @@ from testbed.measure.results.summary import (
 from testbed.measure.results.training_summary import training_summary
 from testbed.net.controller import PolicyChoice
 from testbed.net.fabric.capture import Capture
-from testbed.net.fabric.change_watch import ChangeWatch
-from testbed.net.fabric.fabric_state import clean_abandoned
 from testbed.net.fabric.faults import Faults
 from testbed.net.fabric.network import Fabric
 from testbed.net.fabric.plan import WAN_NODE
 from testbed.prediction.calibration import REAL, VIRTUAL, find_calibration
 from testbed.prediction.network_paths import network_paths
-from testbed.prediction.step_prediction import missing_share
-from testbed.spec.errors import ConfigError, Problem
+from testbed.spec.errors import option_error
 from testbed.spec.scale import Scale
 from testbed.spec.scenario import Scenario
 from testbed.spec.telemetry import WHEN_SLOW
 from testbed.spec.topology import Topology
-from testbed.workload.job.endpoint_resolution import background_hosts, endpoints_on, multipath_of, wants_rdma
+from testbed.workload.job.endpoint_resolution import background_hosts
 from testbed.workload.job.errors import RunError
 from testbed.workload.job.fault_resolution import rank_faults_of
 from testbed.workload.job.job import job_of
@@ -110,7 +107,7 @@ class ShardRun:
         self.topology: Topology = self.job.topology
         if machines and self.job.replication is not None:
             expected = "one machine, as ranks connect to a coordinator on it"
-            raise ConfigError([Problem("command line", None, "--machines", ",".join(machines), expected)])
+            raise option_error("--machines", ",".join(machines), expected)
         self.hosts, self.workload = self.job.hosts, self.job.workload
         self.events = scenario.all_events
         self.ranks_per_process = resources.ranks_per_process(
@@ -137,38 +134,36 @@ class ShardRun:
             FabricError: If the network cannot be built.
             RunError: If a rank or another part fails.
         """
-        clean_abandoned()
         scenario = self.scenario
         events: list[Mapping[str, Any]] = []
-        fabric = Fabric(
-            self.topology,
-            policy=PolicyChoice(**scenario.policy.to_choice()),
+        policy = PolicyChoice(**scenario.policy.to_choice())
+        with bring_up(
+            Network(scenario.topology, self.network_backend, self.scale, policy),
+            self.hosts,
+            scenario.seed,
+            self.progress.phase,
+            scenario.transport,
             flows=self.job.flows,
-            multipath=multipath_of(scenario.transport, self.hosts),
-            rdma=wants_rdma(scenario.transport),
             events=events.append,
-            link_engine=self.network_backend.link_engine,
-            datapath=self.network_backend.datapath,
-            scale=self.scale,
-            seed=scenario.seed,
             control=scenario.control.resolve(self.scale),
             machines=self.machines,
-            progress=self.progress.phase,
-        )
-        with fabric:
-            watch = fabric.watch(*parts_changed_by(self.events, self.topology))
-            self.progress.phase("measuring rate and delay of every WAN link")
-            measurements = measure_links(self.topology, fabric.probe_pids())
+        ) as running:
+            fabric = running.fabric
+            assert fabric is not None
+            changed_parts = parts_changed_by(self.events, self.topology)
+            check = NetworkCheck(fabric, self.progress.phase, *changed_parts)
             if fabric.has_queues:
-                with watch.own_change():
+                with check.watch.own_change():
                     fabric.apply_queues()
             shown = fabric.inspect()
             self.progress.phase(f"starting {len(self.hosts)} ranks")
             self._write_paths()
-            spec = self._job_spec(fabric)
+            spec = self._job_spec(running)
             intervals_s = map(self.scale.emulated_s, (self.scenario.telemetry.interval_s, LOOK_INTERVAL_S))
-            job = JobRun(fabric, spec, lambda index: self.progress.step(index, len(spec.steps)), *intervals_s)
-            job.watch = watch
+            job = JobRun(
+                running, spec, lambda index: self.progress.step(index, len(spec.steps)), *intervals_s
+            )
+            job.watch = check.watch
             job.player = self._player(fabric, job)
             live = ShardLive(self.folder, fabric_record(shown, self.hosts))
             live.player, job.on_sample = job.player, live.sample
@@ -194,10 +189,9 @@ class ShardRun:
             self.progress.phase("judging the figures")
             tunnels = launchers.measured_tunnels(fabric, frames)
             launchers.fetch_remote_files(fabric, self.folder)
-            watch.look(thorough=True)
-            changed = fabric.changed_settings(), fabric.changed_offloads()
+            check.end()
             network = NetworkRecord.of(fabric, events)
-        record = self._record(job, measurements, shown, changed, watch, capture.records, network, tunnels)
+        record = self._record(job, check, shown, capture.records, network, tunnels)
         record.write()
         live.end()
         return record
@@ -229,9 +223,9 @@ class ShardRun:
             self.scenario.seed,
         )
 
-    def _job_spec(self, fabric: Fabric) -> JobSpec:
-        scenario = self.scenario
-        endpoints = endpoints_on(self.topology, self.hosts, fabric.pids)
+    def _job_spec(self, running: RankNetwork) -> JobSpec:
+        scenario, fabric = self.scenario, running.fabric
+        assert fabric is not None
         background = background_hosts(
             scenario.background_traffic,
             self.topology,
@@ -240,7 +234,7 @@ class ShardRun:
             scenario.seed,
         )
         return JobSpec(
-            wiring=replace(self.job.wiring, ranks=tuple(endpoints)),
+            wiring=replace(self.job.wiring, ranks=tuple(running.endpoints)),
             dtype=scenario.workload.gradient_dtype,
             plan=self.workload.start,
             dispatching=self.workload.dispatching,
@@ -263,10 +257,8 @@ class ShardRun:
     def _record(
         self,
         job: JobRun,
-        measurements: list[LinkMeasurement],
+        check: NetworkCheck,
         shown: dict[str, Any],
-        changed: tuple[str | None, str | None],
-        watch: ChangeWatch,
         captured: list[dict[str, Any]],
         network: NetworkRecord,
         tunnels: Sequence[Tunnel],
@@ -277,27 +269,27 @@ class ShardRun:
         replication = ReplicationRecord.read(self.folder, self.job)
         origin_s = replication.origin_s if replication else first_start_s(samples)
         log = job.player.log if job.player else []
-        changes = [*watch.changes, *socket_changes(samples, [host.name for host in self.hosts])]
+        changes = [*check.watch.changes, *socket_changes(samples, [host.name for host in self.hosts])]
         numbers = run_numbers(
             self.scenario, self.topology, self.workload, self.scale, self.baseline.overhead_s
         )
         evidence = Evidence(
-            topology=self.topology,
-            events=self.events,
-            event_log=log,
-            scale=self.scale,
+            self.job,
+            records.samples,
+            job.step_clock,
+            count_nodes(job, sockets, [host.name for host in self.hosts]),
+            job.samples,
+            self.baseline.exact,
+            log,
+            self.baseline.lone(records.calibrations),
             numbers=numbers,
             agreement=self.baseline.agreement(records.calibrations),
-            measurements=measurements,
-            links=job.samples,
+            network=check,
             # under the virtual clock nothing is late
             monitor_files={} if self.clock == "free" else launchers.monitor_files(self.folder, tunnels),
             tunnels=tunnels,
-            changed_settings=changed[0],
-            changed_offloads=changed[1],
             changes=[(self.scale.real_s(change.time_s - origin_s), change.words) for change in changes],
             repairs=network.repairs,
-            inside=self._inside(job, records, log),
             replication=replication,
             pauses=paused_links(self.topology, job.samples[0].account, job.samples[-1].account, self.scale),
         )
@@ -305,11 +297,9 @@ class ShardRun:
         variants = []
         for name, algorithm in self.scenario.named_algorithms.items():
             own = [step for step in steps if step.variant == name]
-            drops = port_drops(
-                self.scenario.topology, self.topology, job, [(step.start_s, step.end_s) for step in own]
-            )
-            own_evidence = replace(evidence, port_drops=drops)
-            variants.append(self._variant(name, algorithm, own, records, own_evidence))
+            spans = [(step.start_s, step.end_s) for step in own]
+            drops = port_drops(self.scenario.topology, self.topology, job, spans, self.scale)
+            variants.append(self._variant(name, algorithm, own, records, evidence, drops))
         slow = any(is_slower_than_predicted(each["step_time_s"], each["predicted_s"]) for each in variants)
         if self.scenario.telemetry.flight_recorder == WHEN_SLOW and not self.events and not slow:
             shutil.rmtree(self.folder / FLIGHT, ignore_errors=True)
@@ -338,7 +328,7 @@ class ShardRun:
         figures = {
             "clock": clock,
             "scale": scale,
-            "dimensionless": [number.to_dict() for number in numbers],
+            "dimensionless": numbers,
             "variants": variants,
             "manifest": manifest,
         }
@@ -351,17 +341,22 @@ class ShardRun:
             sockets=list(shift_times(records.tcp, origin_s)),
             events=list(shift_times(log, origin_s)),
             controller=list(shift_times(network.events, origin_s)),
-            rules=list(network.rule_lines()),
+            rules=network.rules,
         )
 
     def _variant(
-        self, name: str, algorithm: str, steps: list[StepResult], records: RankRecords, evidence: Evidence
+        self,
+        name: str,
+        algorithm: str,
+        steps: list[StepResult],
+        records: RankRecords,
+        evidence: Evidence,
+        drops: Sequence[DroppingPort],
     ) -> dict[str, Any]:
         """Return the fields of `ShardVariant`."""
         expected = self.done.wan_bytes(algorithm)
         model = check_model(self.job, algorithm, self._calibration)
-        missing, predicted = missing_share(self.job, algorithm, self._calibration), model.timeline
-        evidence = replace(evidence, missing_share=missing, model=model)
+        predicted = model.timeline
         observed = [
             between_groups(step.sent_bytes, self.workload.buildings) for step in undisturbed_steps(steps)
         ]
@@ -370,10 +365,10 @@ class ShardRun:
             "step_time_s": median(self.scale.real_s(step.step_time_s) for step in steps),
             "expected_wan_bytes": expected,
             "predicted_s": self.scale.real_s(predicted.step_time_s) if predicted else None,
-            "verdict": assess(evidence, steps, expected, observed).to_dict(),
+            "verdict": assess(evidence, steps, expected, observed, model, drops),
             "control": asdict(self.scenario.control.resolve()),
             "pauses": list(evidence.pauses),
-            "port_drops": [port_record(drops, self.scale) for drops in evidence.port_drops],
+            "port_drops": drops,
             "training": training_summary(
                 self.done.workload, algorithm, steps, records.samples, predicted, self.scale
             ),
@@ -384,17 +379,3 @@ class ShardRun:
         if evidence.events:
             entry["events"] = summarise_events(evidence.event_log, name)
         return entry
-
-    def _inside(self, job: JobRun, records: RankRecords, log: Sequence[Mapping[str, Any]]) -> HostEvidence:
-        return HostEvidence(
-            self.job,
-            job.before,
-            job.after,
-            job.samples,
-            records.samples,
-            log,
-            self.baseline.lone(records.calibrations),
-            exact=self.baseline.exact,
-            step_clock=job.step_clock,
-            sockets=records.sockets,
-        )

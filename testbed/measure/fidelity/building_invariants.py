@@ -1,4 +1,4 @@
-"""Invariants of the network inside buildings: packet conservation and pause frames. Pure functions."""
+"""Checks of the network inside buildings: packet conservation and pause frames. Pure functions."""
 
 from __future__ import annotations
 
@@ -6,23 +6,28 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TypeVar
 
-from testbed.measure.fidelity.invariants import MISSING_UNTRUSTED, Conservation, left_out_text
-from testbed.measure.fidelity.verdict import Invariant, graded
+from testbed.measure.fidelity.invariants import (
+    MISSING_FAILURE,
+    MISSING_UNTRUSTED,
+    Conservation,
+    left_out_text,
+)
+from testbed.measure.fidelity.verdict import Finding, check
 from testbed.net.fabric.bridges import NIC, Bridge, Cable, bridges, cables, nic_cables
 from testbed.net.links.interfaces import NodeCounts, PortCounts
 from testbed.net.links.protocol_counters import ProtocolCounts
 from testbed.spec.topology import Topology
 
 NAMED = 3  # places named in a sentence
-_NAME, _BOUND = "conservation_in_buildings", "0 frames missing"
 
 
+@check("0 frames missing", failure=MISSING_FAILURE)
 def conservation_in_buildings(
     balances: Sequence[PacketBalance],
     timed: Sequence[Conservation] = (),
     left_out: Sequence[str] = (),
     corrupting: bool = False,
-) -> Invariant:
+) -> Finding:
     """Check that every frame that entered a cable, switch or host left it or was dropped by a modelled queue.
 
     Args:
@@ -36,10 +41,9 @@ def conservation_in_buildings(
         sentence = (
             "Links corrupt frames by configuration: a frame with a corrupted address cannot be delivered."
         )
-        return Invariant(_NAME, _BOUND, "not applicable", None, sentence)
+        return Finding("not applicable", sentence)
     if not balances:
-        sentence = "The scenario's events take down switches in every building."
-        return Invariant(_NAME, _BOUND, "not applicable", None, sentence)
+        return Finding("not applicable", "The scenario's events take down switches in every building.")
     missing = {_named(balance): balance.missing for balance in balances}
     missing |= {f"the cable {cable.name}": cable.missing + cable.overrun for cable in timed}
     total = sum(missing.values())
@@ -55,15 +59,12 @@ def conservation_in_buildings(
     queues = f"the queues of NICs and switch ports dropped {dropped}"
     if full.dropped:
         queues += f", most at {full.name}"
-    return graded(
-        _NAME,
-        total,
-        0,
-        MISSING_UNTRUSTED * frames,
-        bound=_BOUND,
-        measured=f"{total} missing",
-        sentence=f"Of {frames} frames that entered switches inside buildings {sentence}; {queues}."
+    return Finding(
+        f"{total} missing",
+        f"Of {frames} frames that entered switches inside buildings {sentence}; {queues}."
         + left_out_text(left_out),
+        value=total,
+        limits=(0, MISSING_UNTRUSTED * frames),
     )
 
 
@@ -211,7 +212,8 @@ def _host(name: str, counted: NodeCounts, mtu: int) -> Iterator[PacketBalance]:
     yield PacketBalance(f"{name}, between its sockets and its NIC", own.out_packets, left, dropped)
 
 
-def lossless(dropped: int, pauses: int, fullest: str, share: float) -> Invariant:
+@check("0 frames dropped")
+def lossless(dropped: int, pauses: int, fullest: str, share: float) -> Finding:
     """Check that the ingress buffers of switches with pause frames never overflowed.
 
     Args:
@@ -227,22 +229,18 @@ def lossless(dropped: int, pauses: int, fullest: str, share: float) -> Invariant
         )
     if fullest:
         sentence += f"; the fullest buffer, for frames from {fullest}, was {share:.0%} full"
-    return Invariant("lossless", "0 frames dropped", f"{dropped} dropped", dropped == 0, f"{sentence}.")
+    return Finding(f"{dropped} dropped", f"{sentence}.", dropped == 0)
 
 
-def no_pause_cycle(circle: Sequence[str]) -> Invariant:
+@check("no cycle", "caution")
+def no_pause_circle(circle: Sequence[str]) -> Finding:
     """Check that links cannot pause each other in a cycle; `circle` names its buildings, the first again at the end."""
-    sentence = "On the paths of least delay, links with pause frames have no cyclic buffer dependency."
-    if circle:
-        sentence = (
-            f"Links with pause frames form a cyclic buffer dependency, {' to '.join(circle)}: once all of their "
-            "buffers are full, they pause each other for ever (PFC deadlock)."
-        )
-    return Invariant(
-        "no_pause_circle",
-        bound="no cycle",
-        measured="none" if not circle else " to ".join(circle),
-        ok=not circle,
-        sentence=sentence,
-        severity="caution",
+    if not circle:
+        sentence = "On the paths of least delay, links with pause frames have no cyclic buffer dependency."
+        return Finding("none", sentence, ok=True)
+    return Finding(
+        " to ".join(circle),
+        f"Links with pause frames form a cyclic buffer dependency, {' to '.join(circle)}: once all of their "
+        "buffers are full, they pause each other for ever (PFC deadlock).",
+        ok=False,
     )

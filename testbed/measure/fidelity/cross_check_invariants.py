@@ -1,4 +1,4 @@
-"""Invariants that compare ranks' reports with independent observations. Pure functions.
+"""Checks that compare ranks' reports with independent observations. Pure functions.
 
 docs/explanation/fidelity.md explains each bound.
 """
@@ -11,56 +11,42 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from testbed.measure.fidelity.verdict import Invariant, Status
+from testbed.measure.fidelity.verdict import Finding, check
 
 ROUNDING_S = 1e-6
 EXACT_S = 1e-4  # under the virtual clock, a launcher is notified of a step's end without delay
 TICKS_S = 2e-3  # two ticks of the guest's kernel, the resolution of its time of the last received data
 LATE_S, LATE_SHARE = 0.05, 0.1  # with the real clock: seconds, or share of a step, whichever is longer
-EXTRA_SHARE, EXTRA_BYTES = (
-    0.05,
-    1 << 16,
-)  # headers and the agreement on the next start, in addition to payload
+EXTRA_SHARE, EXTRA_BYTES = 0.05, 1 << 16  # headers and the agreement on the next start, besides payload
+WITHIN_EXACT = f"within {EXACT_S * 1e3:g} ms"
+WITHIN_REAL_CLOCK = f"within {LATE_S * 1e3:g} ms, or {LATE_SHARE:.0%} of a step"
 
 
-@dataclass(frozen=True)
-class CardClaim:
-    """Bytes that a rank reports for all measured steps, and bytes counted by its host's NIC.
+class Claim(NamedTuple):
+    """Bytes that ranks report, and bytes that another process counted where they passed.
 
-    `direction` is "sent" or "received".
+    `text` says who reports and who counted, with `{}` in place of each number.
     """
 
-    host: str
-    direction: str
+    text: str
     claimed_bytes: int
     carried_bytes: int
 
 
-@dataclass(frozen=True)
-class LinkClaim:
-    """Bytes that the ranks of a building report as sent to other buildings in a step, and bytes on its links."""
-
-    building: str
-    trial: int
-    claimed_bytes: int
-    carried_bytes: int
-
-
+@check("no payload missing")
 def bytes_witnessed(
     hosts: Sequence[str],
     steps: Iterable[Mapping[str, Any]],
-    cards: Iterable[CardClaim] = (),
-    links: Iterable[LinkClaim] = (),
+    claims: Iterable[Claim] = (),
     repeats: bool = False,
-) -> Invariant:
+) -> Finding:
     """Compare the payload that each rank reports as sent with what its receiver got, step by step.
 
     Args:
         hosts: Host of each rank.
         steps: Each rank's record of each step. `sent_bytes` by peer is counted by the rank, `received_bytes` by peer
             is counted by its kernel on the rank's connections.
-        cards: Whole-run totals of each host's NIC, read by another process.
-        links: WAN link counters at the edges of each step, read by another process.
+        claims: Whole-run totals, against each host's NIC, and totals of a step, against WAN link counters.
         repeats: Whether received bytes may include repeats and parity, so that only missing bytes count. This is so
             for datagrams, which receiving ranks count themselves.
     """
@@ -84,35 +70,21 @@ def bytes_witnessed(
             surplus = 0.0 if repeats else came - (1 + EXTRA_SHARE) * count - EXTRA_BYTES
             off = max(count - came, surplus)
             if off > worst[0]:
-                sentence = f"In trial {entry['trial']} rank {rank} on {hosts[rank]} reports {count} bytes "
-                sentence += f"sent to rank {peer} on {hosts[peer]}, {witness} received {came} from it."
-                worst = off, sentence
-    for claim in cards:
-        off = claim.claimed_bytes - claim.carried_bytes
-        if off > worst[0]:
-            sentence = (
-                f"The rank on {claim.host} reports {claim.claimed_bytes} bytes {claim.direction} in the "
-            )
-            sentence += (
-                f"measured steps; in the whole run its host's NIC {claim.direction} {claim.carried_bytes}."
-            )
-            worst = off, sentence
-    for crossed in links:
-        off = crossed.claimed_bytes - crossed.carried_bytes
-        if off > worst[0]:
-            sentence = (
-                f"In trial {crossed.trial} ranks in {crossed.building} report {crossed.claimed_bytes} bytes "
-            )
-            sentence += f"sent to other buildings; the links from there carried {crossed.carried_bytes}."
-            worst = off, sentence
-    name, bound = "bytes_witnessed", "no payload missing"
+                worst = (
+                    off,
+                    f"In trial {entry['trial']} rank {rank} on {hosts[rank]} reports {count} bytes sent to rank "
+                    f"{peer} on {hosts[peer]}, {witness} received {came} from it.",
+                )
+    for claim in claims:
+        if (off := claim.claimed_bytes - claim.carried_bytes) > worst[0]:
+            worst = off, claim.text.format(claim.claimed_bytes, claim.carried_bytes)
     if not compared and not worst[1]:
         sentence = "Only the ranks themselves count their bytes: no payload goes through sockets that can be observed."
-        return Invariant(name, bound, "not known", None, sentence)
+        return Finding("not known", sentence)
     witnesses = "receivers" if repeats else "receivers' kernels"
     good = f"The {witnesses} received all {payload} bytes of payload that ranks report as sent."
     measured = f"{worst[0]:.0f} bytes off" if worst[1] else "none missing"
-    return Invariant(name, bound, measured, not worst[1], worst[1] or good)
+    return Finding(measured, worst[1] or good, not worst[1])
 
 
 @dataclass(frozen=True)
@@ -141,26 +113,29 @@ class ComputeTime:
         return self.took_s - self.most_s if self.took_s > self.most_s + ROUNDING_S else 0.0
 
 
-def compute_as_asked(found: Sequence[ComputeTime]) -> Invariant:
+@check("as planned")
+def compute_as_asked(found: Sequence[ComputeTime]) -> Finding:
     """Compare the compute times that ranks report with the plan, which timed waits meet exactly."""
-    name, bound = "compute_as_asked", "as planned"
     if not found:
-        sentence = "The plan has no compute operation of known duration."
-        return Invariant(name, bound, "not applicable", None, sentence)
+        return Finding("not applicable", "The plan has no compute operation of known duration.")
     worst = max(found, key=lambda entry: abs(entry.off_s))
     total_s = sum(entry.took_s for entry in found)
     if not worst.off_s:
         sentence = (
             f"Ranks computed {len(found)} times, {total_s:.4g} s in total, each time as long as planned."
         )
-        return Invariant(name, bound, "as planned", ok=True, sentence=sentence)
+        return Finding("as planned", sentence, ok=True)
     wrong = sum(bool(entry.off_s) for entry in found)
     sentence = f"In trial {worst.trial} rank {worst.rank} on {worst.host} took {worst.took_s * 1e3:.4g} ms "
     sentence += f"for {worst.name}; the plan asks for {worst.asked_s * 1e3:.4g} ms."
     if worst.followed_s < worst.took_s - ROUNDING_S:
         sentence += f" The operation that waits for it started after {worst.followed_s * 1e3:.4g} ms."
-    sentence += f" The same is true of {wrong - 1} more of {len(found)}." if wrong > 1 else ""
-    return Invariant(name, bound, f"{worst.off_s * 1e3:+.4g} ms", ok=False, sentence=sentence)
+    sentence += _others_text(wrong, found)
+    return Finding(f"{worst.off_s * 1e3:+.4g} ms", sentence, ok=False)
+
+
+def _others_text(count: int, found: Sequence[object]) -> str:
+    return f" The same is true of {count - 1} more of {len(found)}." if count > 1 else ""
 
 
 @dataclass(frozen=True)
@@ -174,28 +149,26 @@ class CollectiveStart:
     late_s: float
 
 
-def begun_at_once(found: Sequence[CollectiveStart], exact: bool) -> Invariant:
+@check(WITHIN_EXACT)
+def begun_at_once(found: Sequence[CollectiveStart], exact: bool) -> Finding:
     """Check that ranks started each collective as soon as its dependencies were done.
 
     `exact` is true under the virtual clock, where no rank starts late for lack of a core.
     """
-    name, bound = "begun_at_once", f"within {EXACT_S * 1e3:g} ms"
     if not exact or not found:
         sentence = (
             "With the real clock, a rank without a core starts late; ranks_awake and cpu_headroom cover that."
         )
         sentence = sentence if found else "There are no collectives with a known start time."
-        return Invariant(name, bound, "not applicable", None, sentence)
+        return Finding("not applicable", sentence)
     worst = max(found, key=lambda entry: entry.late_s)
     late = sum(entry.late_s > EXACT_S for entry in found)
     sentence = f"Ranks started all {len(found)} collectives as soon as they could."
     if late:
         sentence = f"In trial {worst.trial} rank {worst.rank} on {worst.host} started {worst.name} "
         sentence += f"{worst.late_s * 1e3:.4g} ms later than it could."
-        sentence += f" The same is true of {late - 1} more of {len(found)}." if late > 1 else ""
-    return Invariant(
-        name, bound, f"{worst.late_s * 1e3:.4g} ms late" if late else "at once", not late, sentence
-    )
+        sentence += _others_text(late, found)
+    return Finding(f"{worst.late_s * 1e3:.4g} ms late" if late else "at once", sentence, not late)
 
 
 @dataclass(frozen=True)
@@ -233,33 +206,32 @@ class _Doubt(NamedTuple):
         return self.off_s - self.allowed_s
 
 
-def step_ends_witnessed(ends: Sequence[StepEnd], exact: bool) -> Invariant:
+@check(
+    f"{WITHIN_EXACT}; by the real clock {WITHIN_REAL_CLOCK}",
+    failure="untrusted; caution if the observation may have been late",
+)
+def step_ends_witnessed(ends: Sequence[StepEnd], exact: bool) -> Finding:
     """Compare each rank's reported end of each step with its operations, its kernel and the launcher's clock.
 
     `exact` is true under the virtual clock. With the real one, ranks and launchers are late themselves on a busy host:
     a rank without a free core at the end of a step reads its kernel only after the next step's first messages arrived.
     So only the rank with the earliest observation of each step counts.
     """
-    name = "step_ends_witnessed"
-    bound = f"within {EXACT_S * 1e3:g} ms"
-    if not exact:
-        bound = f"within {LATE_S * 1e3:g} ms, or {LATE_SHARE:.0%} of a step"
+    bound = WITHIN_EXACT if exact else WITHIN_REAL_CLOCK
     doubts = list(_doubts(ends, exact))
     if not doubts:
-        return Invariant(
-            name, bound, "not known", None, "Only the ranks themselves saw when their steps ended."
-        )
+        return Finding("not known", "Only the ranks themselves saw when their steps ended.", bound=bound)
     worst = max(doubts, key=lambda doubt: doubt.beyond_s)
     if worst.beyond_s <= 0:
         sentence = (
             "Steps ended when ranks report, by their last operations, their kernels and the launchers' clock."
         )
-        return Invariant(name, bound, "as seen", ok=True, sentence=sentence)
+        return Finding("as seen", sentence, ok=True, bound=bound)
     entry = worst.entry
     sentence = f"In trial {entry.trial} rank {entry.rank} on {entry.host} reports that its step ended after "
     sentence += f"{entry.step_s * 1e3:.4g} ms, which is {worst.off_s * 1e3:.4g} ms {worst.contradiction}."
-    severity: Status = "untrusted" if worst.sure else "caution"
-    return Invariant(name, bound, f"{worst.off_s * 1e3:.4g} ms off", False, sentence, severity)
+    measured = f"{worst.off_s * 1e3:.4g} ms off"
+    return Finding(measured, sentence, False, "untrusted" if worst.sure else "caution", bound)
 
 
 def _doubts(ends: Sequence[StepEnd], exact: bool) -> Iterator[_Doubt]:
@@ -300,17 +272,15 @@ class StepStart:
     first_s: Mapping[int, float] = field(default_factory=dict)
 
 
-def common_start(hosts: Sequence[str], starts: Sequence[StepStart], exact: bool) -> Invariant:
+@check("as agreed, and announced before", failure="untrusted; caution if announced late by the real clock")
+def common_start(hosts: Sequence[str], starts: Sequence[StepStart], exact: bool) -> Finding:
     """Compare each rank's reported start with the agreed one, and that one with the launcher's clock.
 
     A step that is announced after its start was started on another clock. `hosts` is by rank.
     """
     allowed_s = EXACT_S if exact else LATE_S
-    name, bound = "common_start", "as agreed, and announced before"
     if not starts:
-        return Invariant(
-            name, bound, "not known", None, "Only the ranks themselves know when steps were to start."
-        )
+        return Finding("not known", "Only the ranks themselves know when steps were to start.")
     reported = [(entry, rank, start_s) for entry in starts for rank, start_s in entry.by_rank.items()]
     one, rank, start_s = max(reported, key=lambda found: abs(found[2] - found[0].announced_s))
     off_s = abs(start_s - one.announced_s)
@@ -324,7 +294,7 @@ def common_start(hosts: Sequence[str], starts: Sequence[StepStart], exact: bool)
             f"In trial {found[2].trial} rank {found[1]} on {hosts[found[1]]} began {found[0] * 1e3:.4g} ms "
         )
         sentence += "before the start that all ranks had agreed on."
-        return Invariant(name, bound, f"{found[0] * 1e3:.4g} ms before", ok=False, sentence=sentence)
+        return Finding(f"{found[0] * 1e3:.4g} ms before", sentence, ok=False)
     late = max(starts, key=lambda entry: entry.heard_s - entry.announced_s)
     late_s = late.heard_s - late.announced_s
     if off_s > ROUNDING_S:
@@ -332,12 +302,11 @@ def common_start(hosts: Sequence[str], starts: Sequence[StepStart], exact: bool)
             f"In trial {one.trial} rank {rank} on {hosts[rank]} reports a start that is {off_s * 1e3:.4g} ms "
         )
         sentence += "from the one that all ranks had agreed on."
-        return Invariant(name, bound, f"{off_s * 1e3:.4g} ms off", ok=False, sentence=sentence)
+        return Finding(f"{off_s * 1e3:.4g} ms off", sentence, ok=False)
     if late_s > allowed_s:
         sentence = (
             f"Trial {late.trial} was announced {late_s * 1e3:.4g} ms after the start that ranks report."
         )
-        severity: Status = "untrusted" if exact else "caution"
-        return Invariant(name, bound, f"{late_s * 1e3:.4g} ms late", False, sentence, severity)
+        return Finding(f"{late_s * 1e3:.4g} ms late", sentence, False, "untrusted" if exact else "caution")
     sentence = f"All ranks started each of {len(starts)} steps at the time that they had agreed on."
-    return Invariant(name, bound, "as agreed", ok=True, sentence=sentence)
+    return Finding("as agreed", sentence, ok=True)

@@ -1,18 +1,18 @@
-"""Invariants of hosts: ranks could always run, and no foreign traffic passed their NICs. Pure functions."""
+"""Checks of hosts: ranks could always run, and no foreign traffic passed their NICs. Pure functions."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from testbed.measure.fidelity.verdict import Invariant, graded
+from testbed.measure.fidelity.verdict import Finding, check
 from testbed.net.fabric.bridges import NIC
 from testbed.net.links.interfaces import NodeCounts
-from testbed.net.links.protocol_counters import ETHERNET_BYTES
+from testbed.spec.link_direction import ETHERNET_HEADER_BYTES
 
-STALLED_UNTRUSTED = 0.01  # of its step
-STALLED_CAUTION_REAL_CLOCK, STALLED_UNTRUSTED_REAL_CLOCK = 0.05, 0.2
+STALLED, STALLED_REAL_CLOCK = (0.0, 0.01), (0.05, 0.2)  # shares of a step: caution and untrusted above
 CHANGED, CHANGED_S = 0.02, 0.0002
 CHANGED_ROUGHLY, CHANGED_ROUGHLY_S = 0.25, 0.01  # with the real clock, and if TCP retransmits
 
@@ -88,9 +88,11 @@ def find_stalls(
     return found
 
 
-def ranks_awake(
-    found: Sequence[Stall], noticed_s: float, exact: bool, paused: Sequence[str] = ()
-) -> Invariant:
+@check(
+    f"never; by the real clock at most {STALLED_REAL_CLOCK[0]:.0%} of a step",
+    failure=f"caution; untrusted above {STALLED[1]:.0%} of a step, by the real clock above {STALLED_REAL_CLOCK[1]:.0%}",
+)
+def ranks_awake(found: Sequence[Stall], noticed_s: float, exact: bool, paused: Sequence[str] = ()) -> Finding:
     """Check that every rank could run whenever it had work.
 
     Args:
@@ -99,15 +101,11 @@ def ranks_awake(
         exact: Whether the run used the virtual clock, under which a process is never late by itself.
         paused: Hosts that the scenario pauses.
     """
-    caution, untrusted = (
-        (0.0, STALLED_UNTRUSTED) if exact else (STALLED_CAUTION_REAL_CLOCK, STALLED_UNTRUSTED_REAL_CLOCK)
-    )
-    totals: dict[tuple[int, int], float] = {}
+    totals: dict[tuple[int, int], float] = defaultdict(float)
     for entry in found:
-        key = entry.rank, entry.trial
         # under the virtual clock nothing else is late, so the sleep that the rank would have had anyway counts too
         stalled_s = entry.most_s if exact else entry.least_s
-        totals[key] = totals.get(key, 0.0) + stalled_s / entry.step_s
+        totals[entry.rank, entry.trial] += stalled_s / entry.step_s
     share = max(totals.values(), default=0.0)
     sentence = f"Every rank ran at least once every {noticed_s * 1e3:.3g} ms."
     if found:
@@ -120,18 +118,21 @@ def ranks_awake(
         sentence += f", and ranks stalled {others} more times." if others else "."
     if paused:
         sentence += f" Left out, as the scenario pauses them: {', '.join(paused)}."
-    return graded(
-        "ranks_awake",
-        share,
-        caution,
-        untrusted,
-        bound="never" if exact else f"at most {caution:.0%} of a step",
-        measured=f"{share:.1%} of a step" if found else "never",
-        sentence=sentence,
+    return Finding(
+        f"{share:.1%} of a step" if found else "never",
+        sentence,
+        bound="never" if exact else f"at most {STALLED_REAL_CLOCK[0]:.0%} of a step",
+        value=share,
+        limits=STALLED if exact else STALLED_REAL_CLOCK,
     )
 
 
-def network_as_before(lone: BaselineTimes, exact: bool, why_not: str = "") -> Invariant:
+@check(
+    f"within {CHANGED:.0%}, or {CHANGED_S * 1e3:g} ms; by the real clock and if TCP retransmits {CHANGED_ROUGHLY:.0%}, "
+    f"or {CHANGED_ROUGHLY_S * 1e3:g} ms",
+    failure="untrusted; caution with the wider bound",
+)
+def network_as_before(lone: BaselineTimes, exact: bool, why_not: str = "") -> Finding:
     """Check that the isolated collective takes the same time before the first step and after the last one.
 
     `exact` is true under the virtual clock. `why_not` is a sentence saying why it was not repeated.
@@ -148,22 +149,21 @@ def network_as_before(lone: BaselineTimes, exact: bool, why_not: str = "") -> In
     steady = exact and all(quiet) and not (history_dependent and lone.resent)
     share, absolute_s = (CHANGED, CHANGED_S) if steady else (CHANGED_ROUGHLY, CHANGED_ROUGHLY_S)
     absolute_s = max(absolute_s, lone.order_s)
-    name, bound = "network_as_before", f"within {share:.0%}, or {absolute_s * 1e3:.3g} ms"
+    bound = f"within {share:.0%}, or {absolute_s * 1e3:.3g} ms"
     if not before or not after:
-        return Invariant(name, bound, "not applicable", None, why_not or "There is only one rank.")
+        return Finding("not applicable", why_not or "There is only one rank.", bound=bound)
     opened = window_limited and abs(late_s - lone.path_s) <= tight_s
     same = abs(late_s - early_s) <= max(share * early_s, absolute_s) or opened
     sentence = f"The ring all-reduce alone on the network took {early_s * 1e3:.4g} ms before the first step, "
     sentence += f"and {late_s * 1e3:.4g} ms after the last one"
     sentence += "" if all(quiet) else ", with retransmitted segments"
     sentence += ", as its paths allow: before, TCP's windows were not open yet" if opened and steady else ""
-    return Invariant(
-        name,
-        bound=bound,
-        measured=f"{late_s / early_s - 1:+.1%}",
-        ok=same,
-        sentence=sentence + ("." if same else ": something has changed meanwhile."),
-        severity="untrusted" if steady else "caution",
+    return Finding(
+        f"{late_s / early_s - 1:+.1%}",
+        sentence + ("." if same else ": something has changed meanwhile."),
+        same,
+        "untrusted" if steady else "caution",
+        bound,
     )
 
 
@@ -172,9 +172,7 @@ LEAST_BYTES = 20  # an IP header
 SEGMENTS_TO_OPEN = (
     2  # segments of the handshake that the listener of an accepted connection sends or receives
 )
-CAUTION, UNTRUSTED = 0.001, 0.01  # of the time of the measured steps
 DIRECTIONS = ("out", "in")
-_NAME, _BOUND = "no_foreign_traffic", f"at most {CAUTION:.1%} of the steps' time on the slowest link"
 
 
 @dataclass(frozen=True)
@@ -214,7 +212,7 @@ def foreign_in_steps(hosts: Sequence[str], steps: Sequence[Mapping[str, Any]], m
             others = counted["bytes"] - counted["own_bytes"] - HEADERS_BYTES * counted["headers"]
             bytes_ = others + HEADERS_BYTES * packets
             # the payload of foreign TCP cannot be told apart from the ranks' own TCP options: bound it by packet sizes
-            size = min(max(bytes_, LEAST_BYTES * packets), mtu * packets) + ETHERNET_BYTES * packets
+            size = min(max(bytes_, LEAST_BYTES * packets), mtu * packets) + ETHERNET_HEADER_BYTES * packets
             row = found.setdefault((hosts[step["rank"]], direction), [0, 0, 0, 0])
             for column, figure in enumerate((packets, size, counted["udp"], counted["icmp"])):
                 row[column] += figure
@@ -248,30 +246,24 @@ def foreign_outside_steps(
         assert own is not None
         if name in ranks:
             raw = card.sent_packets - own.out_packets
-            size = card.tx_bytes - own.out_bytes - (HEADERS_BYTES + ETHERNET_BYTES) * own.out_packets
+            size = card.tx_bytes - own.out_bytes - (HEADERS_BYTES + ETHERNET_HEADER_BYTES) * own.out_packets
             size += HEADERS_BYTES * own.out_headers
             if raw > 0:
-                yield Foreign(name, "out", raw, max(size, ETHERNET_BYTES * raw), ("bypassing IP",))
-        elif name in background:
-            for direction, packets, tcp in (
-                ("out", card.sent_packets, own.tcp_out),
-                ("in", card.rx_packets, own.tcp_in),
-            ):
-                if (rest := packets - tcp) > 0:
-                    bytes_ = card.tx_bytes if direction == "out" else card.rx_bytes
-                    yield Foreign(name, direction, rest, bytes_ * rest // packets, ("not TCP",))
-        else:
-            for direction, packets, bytes_ in (
-                ("out", card.sent_packets, card.tx_bytes),
-                ("in", card.rx_packets, card.rx_bytes),
-            ):
-                if packets:
-                    yield Foreign(name, direction, packets, bytes_, ("no rank runs there",))
+                yield Foreign(name, "out", raw, max(size, ETHERNET_HEADER_BYTES * raw), ("bypassing IP",))
+            continue
+        kind = "not TCP" if name in background else "no rank runs there"
+        for direction, packets, bytes_, tcp in (
+            ("out", card.sent_packets, card.tx_bytes, own.tcp_out),
+            ("in", card.rx_packets, card.rx_bytes, own.tcp_in),
+        ):
+            if (rest := packets - (tcp if name in background else 0)) > 0:
+                yield Foreign(name, direction, rest, bytes_ * rest // packets, (kind,))
 
 
+@check("at most {} of the steps' time on the slowest link", limits=(0.001, 0.01))
 def no_foreign_traffic(
     found: Sequence[Foreign], slowest_bps: float, steps_s: float, known: bool = True
-) -> Invariant:
+) -> Finding:
     """Check that the network carried nothing but the run's own traffic.
 
     Args:
@@ -282,7 +274,7 @@ def no_foreign_traffic(
     """
     if not known and not found:
         sentence = "The ranks' own traffic is unknown in some steps: not counted by the kernel, or sockets were closed."
-        return Invariant(_NAME, _BOUND, "not known", None, sentence)
+        return Finding("not known", sentence)
     bytes_ = {
         direction: sum(entry.bytes_ for entry in found if entry.direction == direction)
         for direction in DIRECTIONS
@@ -294,12 +286,4 @@ def no_foreign_traffic(
         sentence = "In addition to the run's own traffic, " + "; ".join(entry.text for entry in worst[:3])
         sentence += f"; and {len(worst) - 3} more" if len(worst) > 3 else ""
         sentence += f". That occupies the slowest link for up to {share:.2%} of the measured steps."
-    return graded(
-        _NAME,
-        share,
-        CAUTION,
-        UNTRUSTED,
-        bound=_BOUND,
-        measured=f"{share:.2%}" if found else "none",
-        sentence=sentence,
-    )
+    return Finding(f"{share:.2%}" if found else "none", sentence, value=share)

@@ -1,4 +1,4 @@
-"""Invariants of links, host load and results. Pure functions; docs/explanation/fidelity.md explains each bound."""
+"""Checks of links, host load and results. Pure functions; docs/explanation/fidelity.md explains each bound."""
 
 from __future__ import annotations
 
@@ -8,16 +8,18 @@ from dataclasses import dataclass
 
 from testbed.measure.fidelity.cpu_monitor import MonitorWindow
 from testbed.measure.fidelity.probe import RATE_BOUND, LinkMeasurement
-from testbed.measure.fidelity.verdict import Invariant, graded
+from testbed.measure.fidelity.verdict import Finding, check
 
 DELAY_BOUND, DELAY_BOUND_S = 0.02, 0.0005
 SCARCE_IDLE = 0.05  # a 100 ms window with a smaller idle share counts as full
-FULL_WINDOWS_CAUTION, FULL_WINDOWS_UNTRUSTED = 0.2, 0.5
-FOREIGN_CAUTION, FOREIGN_UNTRUSTED = 0.2, 0.75  # of the time that the run does not use
-LAG_CAUTION_S, LAG_UNTRUSTED_S = 0.005, 0.020
-LATENESS_CAUTION_S, LATENESS_UNTRUSTED_S = 0.001, 0.005
+FOREIGN_CAUTION = 0.2  # of the time that the run does not use
 LATENESS_SHARE = 0.99
 MISSING_UNTRUSTED = 0.001
+WITHIN_DELAY = f"within max({DELAY_BOUND:.0%}, {DELAY_BOUND_S * 1e3:g} ms)"
+MISSING_FAILURE = f"caution; untrusted above {MISSING_UNTRUSTED:.1%}"
+UNWATCHED = Finding(
+    "not watched", "The monitor has no readings from the measured steps.", ok=False, bound="watched"
+)
 
 
 @dataclass(frozen=True)
@@ -52,12 +54,12 @@ class Conservation:
         )
 
 
-def rate_accuracy(measurements: Sequence[LinkMeasurement]) -> Invariant:
+@check(f"within {RATE_BOUND:.0%}")
+def rate_accuracy(measurements: Sequence[LinkMeasurement]) -> Finding:
     """Check the rate of every WAN direction, as probed before the run."""
     if not measurements:
-        return no_wan("rate_accuracy", f"within {RATE_BOUND:.0%}")
+        return no_wan()
     worst = max(measurements, key=_rate_offence)
-    bound = f"within {100 * (RATE_BOUND + worst.rate_noise):.2g}%"
     error = _rate_error(worst)
     sentence = (
         f"Of all WAN links, {worst.name} deviates most from its rate: configured "
@@ -68,100 +70,106 @@ def rate_accuracy(measurements: Sequence[LinkMeasurement]) -> Invariant:
             f"{worst.name} carried all that the probe could send, {worst.rate_bps / 1e6:.4g} Mbit/s; whether it can "
             f"carry {worst.asked.rate_bps / 1e6:.4g} is unknown."
         )
-    return Invariant(
-        "rate_accuracy",
-        bound=bound,
-        measured=f"{error:+.2%}" if math.isfinite(error) else "no packet arrived",
-        ok=abs(error) <= RATE_BOUND + worst.rate_noise,
-        sentence=sentence,
-        severity="caution" if unknown else "untrusted",
+    return Finding(
+        f"{error:+.2%}" if math.isfinite(error) else "no packet arrived",
+        sentence,
+        abs(error) <= RATE_BOUND + worst.rate_noise,
+        "caution" if unknown else None,
+        bound=f"within {100 * (RATE_BOUND + worst.rate_noise):.2g}%",
     )
 
 
-def delay_accuracy(measurements: Sequence[LinkMeasurement]) -> Invariant:
+@check(WITHIN_DELAY)
+def delay_accuracy(measurements: Sequence[LinkMeasurement]) -> Finding:
     """Check the one-way delay of every WAN direction, as probed before the run on the idle network."""
     if not measurements:
-        return no_wan("delay_accuracy", f"within max({DELAY_BOUND:.0%}, {DELAY_BOUND_S * 1e3:g} ms)")
+        return no_wan()
     worst = max(measurements, key=lambda entry: _bad_first(_delay_error_s(entry) / _delay_bound_s(entry)))
-    error_s, bound_s = _delay_error_s(worst), _delay_bound_s(worst)
-    return Invariant(
-        "delay_accuracy",
-        bound=f"within max({DELAY_BOUND:.0%}, {DELAY_BOUND_S * 1e3:g} ms)",
-        measured=f"{error_s * 1e3:+.3f} ms" if math.isfinite(error_s) else "no packet arrived",
-        ok=abs(error_s) <= bound_s,
-        sentence=f"Of all WAN links, {worst.name} deviates most from its delay: configured "
+    error_s = _delay_error_s(worst)
+    return Finding(
+        f"{error_s * 1e3:+.3f} ms" if math.isfinite(error_s) else "no packet arrived",
+        f"Of all WAN links, {worst.name} deviates most from its delay: configured "
         f"{worst.asked.delay_s * 1e3:.4g} ms one way, measured {worst.delay_s * 1e3:.3g}.",
+        abs(error_s) <= _delay_bound_s(worst),
     )
 
 
-def cpu_headroom(window: MonitorWindow) -> Invariant:
+@check(
+    f"at most {{}} of 100 ms windows with under {SCARCE_IDLE:.0%} idle",
+    limits=(0.2, 0.5),
+    exempt="Computing takes no virtual time, so the cores cannot be full.",
+)
+def cpu_headroom(window: MonitorWindow) -> Finding:
     """Check that the cores had idle time while steps were measured."""
     if not window.idle:
-        return _unwatched("cpu_headroom")
+        return UNWATCHED
     full = sum(idle < SCARCE_IDLE for idle in window.idle) / len(window.idle)
     mean = sum(window.idle) / len(window.idle)
     stolen = f", and the hypervisor took {window.steal:.0%}" if window.steal > 0.01 else ""
-    return graded(
-        "cpu_headroom",
-        full + window.steal,
-        FULL_WINDOWS_CAUTION,
-        FULL_WINDOWS_UNTRUSTED,
-        bound=f"at most {FULL_WINDOWS_CAUTION:.0%} of 100 ms windows with under {SCARCE_IDLE:.0%} idle",
-        measured=f"{full:.0%} of windows",
-        sentence=f"The cores were idle {mean:.0%} of the time on average, and hardly at all in {full:.0%} of all "
+    return Finding(
+        f"{full:.0%} of windows",
+        f"The cores were idle {mean:.0%} of the time on average, and hardly at all in {full:.0%} of all "
         f"100 ms windows{stolen}.",
+        value=full + window.steal,
     )
 
 
-def foreign_load(window: MonitorWindow) -> Invariant:
+@check(
+    "at most {} of the time that the run leaves free",
+    limits=(FOREIGN_CAUTION, 0.75),
+    exempt="Other programs on this host slow down the run, but not its clock.",
+)
+def foreign_load(window: MonitorWindow) -> Finding:
     """Check how much of the CPU time that the run leaves free is used by other programs.
 
     Their share of the total time says little: a tenth is harmless on an idle host, and a lot on a nearly full one.
     """
     if not window.idle:
-        return _unwatched("foreign_load")
-    bound = f"at most {FOREIGN_CAUTION:.0%} of the time that the run leaves free"
+        return UNWATCHED
     if window.foreign is None:
-        sentence = (
-            "This kernel does not report the run's own CPU time; cpu_headroom covers all programs together."
+        return Finding(
+            "not known",
+            "This kernel does not report the run's own CPU time; cpu_headroom covers all programs together.",
         )
-        return Invariant("foreign_load", bound, "not known", None, sentence)
     left = window.foreign + sum(window.idle) / len(window.idle)
     taken = window.foreign / left if left else 0.0
     used = (
         f"Other programs used {window.foreign:.0%} of the cores' time, {taken:.0%} of what the run left free"
     )
-    return graded(
-        "foreign_load",
-        taken,
-        FOREIGN_CAUTION,
-        FOREIGN_UNTRUSTED,
-        bound=bound,
-        measured=f"{taken:.0%}",
-        sentence=used + ("." if taken <= FOREIGN_CAUTION else ": stop them and run again."),
-    )
+    advice = ": stop them and run again." if taken > FOREIGN_CAUTION else "."
+    return Finding(f"{taken:.0%}", used + advice, value=taken)
 
 
-def scheduler_lag(window: MonitorWindow) -> Invariant:
+@check(
+    "99 % within {}",
+    limits=(0.005, 0.020),
+    unit="ms",
+    exempt="The clock stops while any process has work to do, so nothing wakes up late.",
+)
+def scheduler_lag(window: MonitorWindow) -> Finding:
     """Check how late a process wakes up that does nothing else."""
     if not window.ticks:
-        return _unwatched("scheduler_lag")
+        return UNWATCHED
     lag_s = window.lag_percentile(0.99)
     worst_s = max(window.lags_s, default=0.0)
-    return graded(
-        "scheduler_lag",
-        lag_s,
-        LAG_CAUTION_S,
-        LAG_UNTRUSTED_S,
-        bound=f"99 % within {LAG_CAUTION_S * 1e3:g} ms",
-        measured=f"{lag_s * 1e3:.2f} ms",
-        sentence=f"99 % of wake-ups were at most {lag_s * 1e3:.2f} ms late, the worst one {worst_s * 1e3:.1f} ms.",
+    return Finding(
+        f"{lag_s * 1e3:.2f} ms",
+        f"99 % of wake-ups were at most {lag_s * 1e3:.2f} ms late, the worst one {worst_s * 1e3:.1f} ms.",
+        value=lag_s,
     )
 
 
-def emulator_lateness(
-    counts: Mapping[str, Sequence[int]] | None, bounds_s: Sequence[float] = ()
-) -> Invariant:
+HOST_CHECKS = (cpu_headroom, foreign_load, scheduler_lag)
+"""The checks that fail on a busy machine, each judged on the worst machine."""
+
+
+@check(
+    "99 % within {}",
+    limits=(0.001, 0.005),
+    unit="ms",
+    exempt="Kernel timers fire at the exact nanosecond: the clock waits for them.",
+)
+def emulator_lateness(counts: Mapping[str, Sequence[int]] | None, bounds_s: Sequence[float] = ()) -> Finding:
     """Check how late the link engine released frames.
 
     Args:
@@ -169,77 +177,77 @@ def emulator_lateness(
             inside the kernel.
         bounds_s: Upper bounds of the histogram's entries, in seconds.
     """
-    bound = f"99 % within {LATENESS_CAUTION_S * 1e3:g} ms"
     if counts is None:
-        return Invariant(
-            "emulator_lateness",
-            bound,
-            "not applicable",
-            None,
-            "The kernel's own timers release the frames; delay_accuracy covers them.",
+        return Finding(
+            "not applicable", "The kernel's own timers release the frames; delay_accuracy covers them."
         )
     late = {name: _histogram_bound(entry, bounds_s) for name, entry in counts.items()}
     name = max(late, key=lambda key: late[key], default="")
     value = late.get(name, 0.0)
     text = f"{value * 1e3:g} ms" if math.isfinite(value) else f"more than {bounds_s[-1] * 1e3:g} ms"
     frames = sum(sum(entry) for entry in counts.values())
-    return graded(
-        "emulator_lateness",
-        value,
-        LATENESS_CAUTION_S,
-        LATENESS_UNTRUSTED_S,
-        bound=bound,
-        measured=f"99 % within {text}",
-        sentence=f"The link engine released 99 % of {frames} frames within {text} of their due time"
+    return Finding(
+        f"99 % within {text}",
+        f"The link engine released 99 % of {frames} frames within {text} of their due time"
         + (f"; the worst link was {name}." if len(late) > 1 else "."),
+        value=value,
     )
 
 
-def by_construction(name: str) -> Invariant:
-    """Return an invariant that cannot fail under the virtual clock, where nothing in the guest is ever late."""
-    reasons = {
-        "cpu_headroom": "Computing takes no virtual time, so the cores cannot be full.",
-        "foreign_load": "Other programs on this host slow down the run, but not its clock.",
-        "scheduler_lag": "The clock stops while any process has work to do, so nothing wakes up late.",
-        "emulator_lateness": "Kernel timers fire at the exact nanosecond: the clock waits for them.",
-        "emulator_stalls": "Whatever delays the link engine delays the clock as well.",
-    }
-    return Invariant(name, "none needed", "cannot fail", None, reasons[name])
+@check(
+    "at most {} of the time",
+    limits=(0.1, 0.3),
+    exempt="Whatever delays the link engine delays the clock as well.",
+)
+def emulator_stalls(late_s: float | None, watched_s: float) -> Finding:
+    """Check for how much of the measured steps the link engine was behind schedule.
+
+    The share of late frames does not show stalls, as few frames are sent while all ranks wait.
+
+    Args:
+        late_s: The sum, over all samples during steps, of the worst lateness since the previous sample; None for an
+            engine inside the kernel.
+        watched_s: Total time of the measured steps in seconds.
+    """
+    if late_s is None:
+        return Finding("not applicable", "The kernel's own timers release the frames.")
+    share = late_s / watched_s if watched_s else 0.0
+    return Finding(
+        f"{share:.1%} of the time",
+        f"The link engine was behind schedule for {late_s:.3g} s of {watched_s:.3g} s of measured steps.",
+        value=share,
+    )
 
 
-def payload_correct(wrong: int, checked: int, expected: int | None = None) -> Invariant:
+@check("0 wrong")
+def payload_correct(wrong: int, checked: int, expected: int | None = None) -> Finding:
     """Check that every reduced element has the exact value; `expected` is their number, if it is known."""
     sentence = f"{checked} reduced elements were compared with the exact answer, {wrong} were wrong."
     if not checked:
         sentence = "No reduced element was compared with the exact answer."
     elif missed := (expected or checked) - checked:
         sentence += f" The plan has {expected}: {missed} were not checked."
-    return Invariant(
-        "payload_correct",
-        bound="0 wrong",
-        measured=f"{wrong} wrong",
-        ok=wrong == 0 and checked > 0 and checked == (expected or checked),
-        sentence=sentence,
-    )
+    is_right = wrong == 0 and checked > 0 and checked == (expected or checked)
+    return Finding(f"{wrong} wrong", sentence, is_right)
 
 
-def wan_bytes_as_computed(expected: int, observed: Sequence[int]) -> Invariant:
+@check("equal")
+def wan_bytes_as_computed(expected: int, observed: Sequence[int]) -> Finding:
     """Compare the payload bytes between buildings, as counted by the ranks, with the algorithm's formula."""
     off = max((abs(count - expected) for count in observed), default=0)
-    return Invariant(
-        "wan_bytes_as_computed",
-        bound="equal",
-        measured=f"{off} bytes off" if off else "equal",
-        ok=off == 0 and bool(observed),
-        sentence=f"The algorithm's formula gives {expected} emulated payload bytes per step between buildings; in "
+    return Finding(
+        f"{off} bytes off" if off else "equal",
+        f"The algorithm's formula gives {expected} emulated payload bytes per step between buildings; in "
         f"{len(observed)} steps the ranks sent "
         + ("exactly that." if not off else f"up to {off} bytes more or less."),
+        off == 0 and bool(observed),
     )
 
 
+@check("0 frames missing", failure=MISSING_FAILURE)
 def conservation(
     links: Sequence[Conservation], edges: Mapping[str, tuple[int, int]], left_out: Sequence[str] = ()
-) -> Invariant:
+) -> Finding:
     """Check that every frame that entered a WAN link or an edge switch left it or is accounted for.
 
     Args:
@@ -249,21 +257,16 @@ def conservation(
         left_out: Links that events cut or change.
     """
     if left_out and not links and not edges:
-        return no_wan("conservation", "0 frames missing", left_out)
+        return no_wan(left_out)
     missing = {link.name: link.missing + link.overrun for link in links}
     missing |= {f"the edge switch of {name}": abs(rx - tx) for name, (rx, tx) in edges.items()}
     total = sum(missing.values())
     worst = max(missing, key=lambda name: missing[name])
     frames = sum(link.entered for link in links)
     dropped = sum(link.dropped for link in links)
-    return graded(
-        "conservation",
-        total,
-        0,
-        MISSING_UNTRUSTED * frames,
-        bound="0 frames missing",
-        measured=f"{total} missing",
-        sentence=f"Of {frames} frames that entered the WAN links "
+    return Finding(
+        f"{total} missing",
+        f"Of {frames} frames that entered the WAN links "
         + (
             f"{total} are missing there or in the edge switches, most on {worst}"
             if total
@@ -271,18 +274,15 @@ def conservation(
         )
         + f"; the links' own queues dropped {dropped}."
         + left_out_text(left_out),
+        value=total,
+        limits=(0, MISSING_UNTRUSTED * frames),
     )
 
 
-def _unwatched(name: str) -> Invariant:
-    sentence = "The monitor has no readings from the measured steps."
-    return Invariant(name, "watched", "not watched", ok=False, sentence=sentence)
-
-
-def no_wan(name: str, bound: str, left_out: Sequence[str] = ()) -> Invariant:
-    """Return an invariant that does not apply: there are no WAN links, or events affect all of them."""
+def no_wan(left_out: Sequence[str] = ()) -> Finding:
+    """Return the finding of a check that does not apply: there are no WAN links, or events affect all of them."""
     sentence = "There are no WAN links." if not left_out else "The scenario's events affect every WAN link."
-    return Invariant(name, bound, "not applicable", None, sentence)
+    return Finding("not applicable", sentence)
 
 
 def left_out_text(left_out: Sequence[str]) -> str:

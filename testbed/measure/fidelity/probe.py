@@ -24,7 +24,7 @@ from testbed.net.links.packet_sockets import (
 )
 from testbed.net.links.shaping import burst_bytes
 from testbed.processes import wait_readable
-from testbed.spec.link_direction import Direction
+from testbed.spec.link_direction import PACKET_FAULTS, Direction
 from testbed.spec.topology import Topology, probe_address
 
 DELAY_PACKETS = 20
@@ -191,8 +191,10 @@ def _rate(here: Endpoint, there: Endpoint, asked: Direction, mtu: int) -> tuple[
     if len(stamps) < 2 or stamps[-1] <= stamps[0]:
         return float("nan"), saturated, 0.0, False
     took_s = (stamps[-1] - stamps[0]) / 1e9
-    arriving = (1 - asked.mean_loss) * (1 - asked.corrupt) * (1 + asked.duplicate)
-    changed = asked.mean_loss + asked.corrupt + asked.duplicate
+    arriving, changed = 1 - asked.mean_loss, asked.mean_loss
+    for kind, share in asked.faults.items():
+        arriving *= 1 + PACKET_FAULTS[kind].arrivals * share
+        changed += abs(PACKET_FAULTS[kind].arrivals) * share
     noise = 2.6 * math.sqrt(changed * asked.loss_spread / len(stamps)) + 2 * asked.jitter_s / took_s
     gap_s = max(later - earlier for earlier, later in itertools.pairwise(stamps)) / 1e9
     # configured loss and jitter leave gaps as well

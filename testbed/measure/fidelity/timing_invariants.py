@@ -1,4 +1,4 @@
-"""Invariants of step and collective times, compared with each other and with the model. Pure functions."""
+"""Checks of step and collective times, compared with each other and with the model. Pure functions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from testbed.measure.fidelity.verdict import Invariant
+from testbed.measure.fidelity.verdict import Finding, check
 
 # Allowed deviation under the virtual clock without randomness: ALIKE for an isolated step, DRIFT for one that matches
 # its neighbour or is among the first SETTLING steps, in which TCP's windows open
@@ -18,7 +18,7 @@ MODEL_S = 0.001
 REAL_MODEL, REAL_MODEL_S = (
     0.35,
     0.01,
-)  # extra slack for slow steps with the real clock, on top of the model's error
+)  # with the real clock: slack for slow steps, on top of the model's error
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,8 @@ class StepTime:
     resent: int = 0
 
 
-def steps_alike(steps: Sequence[StepTime], why_not: str = "", dropped: int = 0) -> Invariant:
+@check(f"within {ALIKE:.0%}, or {ALIKE_S * 1e3:g} ms", "caution")
+def steps_alike(steps: Sequence[StepTime], why_not: str = "", dropped: int = 0) -> Finding:
     """Compare each step of a variant with the median: without randomness they should take the same time.
 
     Args:
@@ -39,12 +40,11 @@ def steps_alike(steps: Sequence[StepTime], why_not: str = "", dropped: int = 0) 
         dropped: Frames that the topology's queues dropped in the whole run. Which frames are dropped is chaotic, so
             steps with retransmissions are then left out, and the others may differ more.
     """
-    name, bound = "steps_alike", f"within {ALIKE:.0%}, or {ALIKE_S * 1e3:g} ms"
     compared = [step for step in steps if not (dropped and step.resent)]
     if not why_not and len(compared) < 2:
         why_not = "There is only one step." if len(steps) < 2 else "TCP retransmitted in all steps but one."
     if why_not:
-        return Invariant(name, bound, "not applicable", None, why_not)
+        return Finding("not applicable", why_not)
     settled = compared[SETTLING:] if len(compared) >= SETTLING + ENOUGH else compared
     usual_s = median(step.time_s for step in settled)
     alike, drift = DRIFT if dropped else ALIKE, DRIFT  # losses leave smaller windows for later steps
@@ -66,16 +66,21 @@ def steps_alike(steps: Sequence[StepTime], why_not: str = "", dropped: int = 0) 
     sentence += "." if ok else ": nothing in the scenario explains the difference."
     left_out = len(steps) - len(compared)
     sentence += f" Left out: {left_out} in which queues dropped packets." if left_out else ""
-    return Invariant(name, bound, f"{worst.time_s / usual_s - 1:+.2%}", ok, sentence, severity="caution")
+    return Finding(f"{worst.time_s / usual_s - 1:+.2%}", sentence, ok, bound=bound)
 
 
+@check(
+    f"the model's own error, or {MODEL_S * 1e3:g} ms; by the real clock up to {REAL_MODEL:.0%} slower still, or "
+    f"{REAL_MODEL_S * 1e3:g} ms",
+    "caution",
+)
 def model_error(
     steps: Sequence[StepTime],
     predicted_s: float | None,
     stated: float | None,
     exact: bool,
     singly: bool = True,
-) -> Invariant:
+) -> Finding:
     """Compare a variant's median, and each of its steps, with the model.
 
     Args:
@@ -85,12 +90,11 @@ def model_error(
         exact: Whether the run used the virtual clock; with the real one, steps take longer than predicted.
         singly: Whether to check single steps as well, which is wrong if randomness makes them differ.
     """
-    name = "model_error"
     if predicted_s is None or stated is None:
         sentence = "The model does not cover this scenario."
         if predicted_s is not None:
             sentence = "The model's error on this kind of scenario has not been measured."
-        return Invariant(name, "the model's own", "not applicable", None, sentence)
+        return Finding("not applicable", sentence, bound="the model's own")
     slower, absolute_s = (stated, MODEL_S) if exact else (stated + REAL_MODEL, REAL_MODEL_S)
     bound = f"-{stated:.1%} to +{slower:.1%}, or {absolute_s * 1e3:g} ms"
 
@@ -106,13 +110,19 @@ def model_error(
     ok = beyond_s(checked_s) <= 0
     sentence = f"{which} took {checked_s * 1e3:.4g} ms, the model predicts {predicted_s * 1e3:.4g} ms"
     sentence += "." if ok else ": a larger error than the model ever had on such scenarios."
-    return Invariant(name, bound, f"{checked_s / predicted_s - 1:+.1%}", ok, sentence, severity="caution")
+    return Finding(f"{checked_s / predicted_s - 1:+.1%}", sentence, ok, bound=bound)
 
 
 # Bounds against the model: lower and upper factor, and seconds.
 EXACT, REAL_CLOCK = (0.9, 1.1, 0.0005), (0.9, 1.35, 0.01)
 
 
+def _range(bounds: tuple[float, float, float]) -> str:
+    faster, slower, absolute_s = bounds
+    return f"{faster - 1:+.0%} to {slower - 1:+.0%}, or {absolute_s * 1e3:g} ms"
+
+
+@check(f"{_range(EXACT)}; by the real clock {_range(REAL_CLOCK)}", "caution")
 def model_agreement(
     measured_s: float | None,
     model_s: float,
@@ -120,7 +130,7 @@ def model_agreement(
     slowest_s: float | None = None,
     lossy: bool = False,
     what: str = "A ring all-reduce",
-) -> Invariant:
+) -> Finding:
     """Check that the isolated collective took as long as the model predicts.
 
     Args:
@@ -131,25 +141,23 @@ def model_agreement(
         lossy: Whether links lose packets. The model ignores losses, so there is no upper bound then.
         what: Name of the collective in the sentence.
     """
-    faster, slower, absolute_s = EXACT if exact else REAL_CLOCK
+    faster, slower, absolute_s = bounds = EXACT if exact else REAL_CLOCK
     slowest_s = max(slowest_s or 0.0, model_s)
     low_s, high_s = faster * model_s - absolute_s, slower * slowest_s + absolute_s
     prediction = f"{model_s * 1e3:.4g} ms"
     if slowest_s > 1.01 * model_s:
         prediction = f"{model_s * 1e3:.4g} to {slowest_s * 1e3:.4g} ms, depending on the plane"
-    bound = f"{faster - 1:+.0%} to {slower - 1:+.0%}, or {absolute_s * 1e3:g} ms"
+    bound = _range(bounds)
     if lossy:
         high_s = math.inf
         bound = f"at least {faster - 1:+.0%}, or {absolute_s * 1e3:g} ms"
         prediction += "; links lose packets, which makes it longer"
     if measured_s is None:
-        return Invariant("model_agreement", bound, "not applicable", None, "There is only one rank.")
-    return Invariant(
-        "model_agreement",
-        bound=bound,
-        measured=f"{measured_s / model_s - 1:+.1%}",
-        ok=low_s <= measured_s <= high_s,
-        sentence=f"{what} alone on the network, before the steps, took {measured_s * 1e3:.4g} ms; "
+        return Finding("not applicable", "There is only one rank.", bound=bound)
+    return Finding(
+        f"{measured_s / model_s - 1:+.1%}",
+        f"{what} alone on the network, before the steps, took {measured_s * 1e3:.4g} ms; "
         f"from latency and bandwidth of its paths it should take {prediction}.",
-        severity="caution",
+        low_s <= measured_s <= high_s,
+        bound=bound,
     )

@@ -1,56 +1,161 @@
-"""The verdict on a result: the checked invariants, and the status that follows from those that failed."""
+"""The verdict on a result: the declared checks, their findings, and the status that follows from those that failed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from types import ModuleType
+from typing import Any, Generic, Literal, ParamSpec
+
+from pydantic import Field
+from pydantic.json_schema import SkipJsonSchema
+
+from testbed.measure.result_model import ResultModel
 
 Status = Literal["trusted", "caution", "untrusted"]
 ORDER: tuple[Status, ...] = ("trusted", "caution", "untrusted")
+P = ParamSpec("P")
+_UNITS: dict[str, Callable[[float], str]] = {
+    "%": lambda value: f"{100 * value:g}%",
+    "ms": lambda value: f"{value * 1e3:g} ms",
+}
 
 
-@dataclass(frozen=True)
-class Invariant:
-    """A check of a run: bound and measured value as text with units, and one sentence for the reader.
+class Invariant(ResultModel):
+    """An invariant: something that must hold for the figures to be meaningful."""
 
-    `ok` is None if the check does not apply. `severity` is the status of the verdict if it fails.
-    """
-
-    name: str
-    bound: str
+    name: str = Field(description="One of the [checks](#checks).")
+    bound: str = Field(description="What is allowed.")
     measured: str
-    ok: bool | None
-    sentence: str
-    severity: Status = "untrusted"
+    ok: bool | None = Field(description="Whether it held; null where it does not apply.")
+    sentence: str = Field(description="The finding in one sentence.")
+    severity: SkipJsonSchema[Status] = Field(default="untrusted", exclude=True)
+    """The status of the verdict if it does not hold; not written to files."""
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """The status of a result and the invariants behind it."""
+class Verdict(ResultModel):
+    """Whether a variant's figures can be trusted, and why."""
 
     status: Status
     invariants: tuple[Invariant, ...]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the verdict as it is written to a summary."""
-        keys = ("name", "bound", "measured", "ok", "sentence")
-        rows = [{key: getattr(entry, key) for key in keys} for entry in self.invariants]
-        return {"status": self.status, "invariants": rows}
+    @property
+    def failed(self) -> tuple[Invariant, ...]:
+        """The invariants that did not hold."""
+        return tuple(entry for entry in self.invariants if entry.ok is False)
 
 
 def judge(invariants: Iterable[Invariant]) -> Verdict:
     """Return the verdict on some invariants: as bad as the worst that failed."""
     entries = tuple(invariants)
-    return Verdict(worst([entry.severity for entry in entries if entry.ok is False]), entries)
+    return Verdict(status=worst(entry.severity for entry in entries if entry.ok is False), invariants=entries)
 
 
-def worst(statuses: Sequence[str]) -> Status:
+def worst(statuses: Iterable[Status]) -> Status:
     """Return the worst of several statuses; `trusted` if there are none."""
-    return ORDER[max((ORDER.index(status) for status in ORDER if status in statuses), default=0)]
+    return max(statuses, key=ORDER.index, default="trusted")
 
 
-def graded(name: str, value: float, caution_above: float, untrusted_above: float, **texts: str) -> Invariant:
-    """Return an invariant with two bounds: caution above the first, untrusted above the second."""
-    severity: Status = "untrusted" if value > untrusted_above else "caution"
-    return Invariant(name, ok=value <= caution_above, severity=severity, **texts)
+@dataclass(frozen=True)
+class Finding:
+    """What a check found: the measured value as text with its unit, and one sentence for the reader.
+
+    `ok` is None if the check does not apply. With a `value`, `ok` and the severity follow from the check's limits.
+    `severity`, `bound` and `limits` replace those of the check's declaration where they depend on the run.
+    """
+
+    measured: str
+    sentence: str
+    ok: bool | None = None
+    severity: Status | None = None
+    bound: str | None = None
+    value: float | None = None
+    limits: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True)
+class Check(Generic[P]):
+    """One field of the verdict. Its record, the reference page and the reports derive from this declaration.
+
+    Attributes:
+        compare: Compares what was observed with what is right. Its name is that of the check, its docstring says what
+            is compared.
+        bound: What is allowed, as text; `{}` stands for the first of `limits`.
+        severity: The status of the verdict if the check fails; with `limits`, it depends on the value.
+        limits: The values above which the verdict is `caution` and `untrusted`, in `unit` ("%" or "ms" in text).
+        failure: What failing means, for the reference page, if `severity` depends on the run.
+        exempt: Why the check cannot fail under the virtual clock; empty if it can.
+    """
+
+    compare: Callable[P, Finding]
+    bound: str
+    severity: Status = "untrusted"
+    limits: tuple[float, float] | None = None
+    unit: str = "%"
+    failure: str = ""
+    exempt: str = ""
+
+    @property
+    def name(self) -> str:
+        """The check's name in the verdict."""
+        return self.compare.__name__
+
+    @property
+    def summary(self) -> str:
+        """What is compared: the first sentence of the docstring, without what it says of arguments."""
+        text = " ".join((self.compare.__doc__ or "").split())
+        return re.split(r"\. |\.$|; `|, likewise", text)[0]
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Invariant:
+        """Compare, and return the invariant."""
+        found = self.compare(*args, **kwargs)
+        ok, severity, limits = found.ok, found.severity or self.severity, found.limits or self.limits
+        if found.value is not None and limits is not None:
+            ok, severity = found.value <= limits[0], "untrusted" if found.value > limits[1] else "caution"
+        return self._invariant(found.bound or self.bound_text, found.measured, found.sentence, ok, severity)
+
+    def exempted(self) -> Invariant:
+        """Return the invariant of a check that cannot fail under the virtual clock, where nothing is ever late."""
+        return self._invariant("none needed", "cannot fail", self.exempt, None, self.severity)
+
+    def _invariant(
+        self, bound: str, measured: str, sentence: str, ok: bool | None, severity: Status
+    ) -> Invariant:
+        return Invariant(
+            name=self.name, bound=bound, measured=measured, ok=ok, sentence=sentence, severity=severity
+        )
+
+    @property
+    def bound_text(self) -> str:
+        """What is allowed, with the limit filled in."""
+        return self.bound.format(_UNITS[self.unit](self.limits[0])) if self.limits else self.bound
+
+    @property
+    def failure_text(self) -> str:
+        """The status of the verdict if the check fails, in words."""
+        if self.limits and not self.failure:
+            return f"caution; untrusted above {_UNITS[self.unit](self.limits[1])}"
+        return self.failure or self.severity
+
+
+def check(
+    bound: str,
+    severity: Status = "untrusted",
+    *,
+    limits: tuple[float, float] | None = None,
+    unit: Literal["%", "ms"] = "%",
+    failure: str = "",
+    exempt: str = "",
+) -> Callable[[Callable[P, Finding]], Check[P]]:
+    """Declare a check of the verdict by decorating the function that compares; `Check` explains the arguments."""
+
+    def declare(compare: Callable[P, Finding]) -> Check[P]:
+        return Check(compare, bound, severity, limits, unit, failure, exempt)
+
+    return declare
+
+
+def checks_of(*modules: ModuleType) -> list[Check[Any]]:
+    """Return the checks that some modules declare, in the order of their declaration."""
+    return [own for module in modules for own in vars(module).values() if isinstance(own, Check)]

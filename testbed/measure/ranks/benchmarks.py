@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import gc
-import json
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +16,9 @@ from testbed.comm.collectives import Communicator, P2POp, TuningTable, collectiv
 from testbed.comm.transport import MeshSettings, TcpTransport
 from testbed.comm.transport.bootstrap import BootstrapCosts, bootstrap, open_listener
 from testbed.comm.transport.wire import Address, Addresses
+from testbed.documents import from_json, to_json
 from testbed.measure.ranks.collective_buffers import CollectiveArrays
+from testbed.prediction.startup_cost import SoftwareCosts, StartupMethod
 from testbed.workload.job.endpoints import JobEndpoints, RankEndpoint, join_job
 from testbed.workload.uniform_plans import uneven_rows
 
@@ -47,18 +47,12 @@ class BenchSpec:
 
     def to_json(self) -> str:
         """Return the specification as one line of JSON."""
-        document = {**dataclasses.asdict(self), "tuning": self.tuning.to_document()}
-        return json.dumps({"task": "bench", **document})
+        return to_json(self, task="bench")
 
     @classmethod
     def from_json(cls, text: str) -> BenchSpec:
         """Parse the output of `to_json`."""
-        document: dict[str, Any] = json.loads(text)
-        del document["task"]
-        document["wiring"] = JobEndpoints.from_document(document["wiring"])
-        document["cases"] = tuple(Case(**item) for item in document["cases"])
-        document["tuning"] = TuningTable.from_document(document["tuning"])
-        return cls(**document)
+        return from_json(cls, text)
 
 
 def numel_for(collective: str, size_bytes: int, itemsize: int, ranks: int) -> int:
@@ -159,8 +153,7 @@ def group_kinds(ranks: int, dimensions: Sequence[tuple[str, int]]) -> tuple[Grou
 class BootstrapSpec:
     """The specification of a bootstrap benchmark, as sent to ranks. Times are CLOCK_MONOTONIC.
 
-    `slots` is each rank's index on its host. `begin_s` is the common start. `by_pairs`, `reuses` and `eager` are those
-    of StartupMethod, `caller_s` and so on those of SoftwareCosts.
+    `slots` is each rank's index on its host. `begin_s` is the common start.
     """
 
     ranks: tuple[RankEndpoint, ...]
@@ -169,31 +162,18 @@ class BootstrapSpec:
     token: str
     begin_s: float
     timeout_s: float
-    bootstrap: str
-    by_pairs: bool
-    reuses: bool
-    eager: bool
-    base_s: float = 0.0
-    caller_s: float = 0.0
-    entry_s: float = 0.0
-    connection_s: float = 0.0
-    pair_s: float = 0.0
-    rank_s: float = 0.0
+    way: StartupMethod
+    costs: SoftwareCosts
     ranks_per_process: int = 1
 
     def to_json(self) -> str:
         """Return the specification as one line of JSON."""
-        return json.dumps({"task": "start", **dataclasses.asdict(self)})
+        return to_json(self, task="start")
 
     @classmethod
     def from_json(cls, text: str) -> BootstrapSpec:
         """Parse the output of `to_json`."""
-        document: dict[str, Any] = json.loads(text)
-        del document["task"]
-        document["ranks"] = tuple(RankEndpoint(**item) for item in document["ranks"])
-        document["slots"] = tuple(document["slots"])
-        document["kinds"] = tuple(GroupKind(**item) for item in document["kinds"])
-        return cls(**document)
+        return from_json(cls, text)
 
     def address(self, rank: int, kind: int, *, door: bool = False) -> Address:
         """Return where a rank listens for a kind of group; `door` is the bootstrap address of the group's rank 0."""
@@ -202,7 +182,8 @@ class BootstrapSpec:
 
     def topology_s(self, size: int) -> float:
         """Return the time to compute the topology of a group on each of its ranks, in seconds."""
-        return self.pair_s * size * size if self.by_pairs else self.rank_s * size
+        costs = self.costs
+        return costs.pair_s * size * size if self.way.by_pairs else costs.rank_s * size
 
 
 class BootstrapRank:
@@ -226,7 +207,7 @@ class BootstrapRank:
         late_s = time.monotonic() - spec.begin_s
         time.sleep(max(0.0, -late_s))
         try:
-            time.sleep(spec.base_s)
+            time.sleep(spec.costs.base_s)
             for kind, group in enumerate(spec.kinds):
                 self._group(kind, group)
             ended_s = time.monotonic()
@@ -237,7 +218,9 @@ class BootstrapRank:
             self.emit(
                 {**event, **memory, "parts": self.seconds, "sockets": sockets, "bytes_sent": self.bytes_sent}
             )
-            self._barrier(self.transports[0])  # until all ranks have reported
+            Communicator(
+                self.transports[0], timeout_s=spec.timeout_s
+            ).barrier()  # until all ranks have reported
         finally:
             for transport in self.transports:
                 transport.close()
@@ -256,15 +239,15 @@ class BootstrapRank:
         """Find the group's members unless they are known, connect, and use the group once."""
         spec, members, place = self.spec, group.members(self.rank), group.place(self.rank)
         own = spec.address(self.rank, kind)
-        if kind > 0 and spec.reuses:
+        if kind > 0 and spec.way.reuses:
             addresses = Addresses.of([spec.address(member, kind) for member in members])
         else:
             begun_s = time.monotonic()
-            costs = BootstrapCosts(spec.caller_s, spec.entry_s)
+            costs = BootstrapCosts(spec.costs.caller_s, spec.costs.entry_s)
             door = spec.address(members[0], kind, door=True)
             token, size = f"{spec.token}/{kind}/{members[0]}", group.size
             addresses, report = bootstrap(
-                spec.bootstrap, place, size, door, own, token, spec.timeout_s, self.doors.get(kind), costs
+                spec.way.bootstrap, place, size, door, own, token, spec.timeout_s, self.doors.get(kind), costs
             )
             self.bytes_sent += report.bytes_sent
             self._spent("finding", begun_s)
@@ -274,11 +257,11 @@ class BootstrapRank:
         begun_s = time.monotonic()
         settings = MeshSettings(f"{spec.token}/{kind}", bootstrap_timeout_s=spec.timeout_s)
         listener = self.listeners[kind]
-        transport = TcpTransport(place, addresses, settings, eager=spec.eager, listener=listener)
+        transport = TcpTransport(place, addresses, settings, eager=spec.way.eager, listener=listener)
         self.transports.append(transport)
         self._first_use(transport)
         # the set-up cost of a connection is the same on both sides
-        time.sleep(transport.connections * spec.connection_s)
+        time.sleep(transport.connections * spec.costs.connection_s)
         self._spent("connecting", begun_s)
 
     def _first_use(self, transport: TcpTransport) -> None:
@@ -290,9 +273,6 @@ class BootstrapRank:
             operations += [P2POp("irecv", received, peer) for peer in receive_from]
             for work in communicator.batch_isend_irecv(operations):
                 work.wait()
-
-    def _barrier(self, transport: TcpTransport) -> None:
-        Communicator(transport, timeout_s=self.spec.timeout_s).barrier()
 
     def _spent(self, on: str, begun_s: float) -> None:
         self.seconds[on] = self.seconds.get(on, 0.0) + time.monotonic() - begun_s

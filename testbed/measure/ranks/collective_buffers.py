@@ -28,6 +28,12 @@ from testbed.workload.plan_volume import block_elements
 from testbed.workload.uniform_plans import uneven_rows
 
 
+def zeros(numel: int, dtype: str) -> Array:
+    """Return a new array in memory of its own."""
+    kind = dtype_named(dtype)
+    return np.frombuffer(private_memory(numel * kind.itemsize), dtype=kind, count=numel)
+
+
 class CollectiveArrays:
     """A rank's arrays for one collective over `size` ranks.
 
@@ -42,18 +48,14 @@ class CollectiveArrays:
         self.rank = rank
         self.size = size
         self.op = op
-        self._dtype = dtype_named(dtype)
         own, others = self.collective.elements(numel, rank, size)
-        self.input = self._allocated(own)
-        self.output = self.input if others is None else self._allocated(others)
+        self.input = zeros(own, dtype)
+        self.output = self.input if others is None else zeros(others, dtype)
         if self.collective.uneven:
             self._most = self.input
             part = self.collective.part(numel, size)
             self.output = self.output.reshape(size, part)
             self.use_rows(uneven_rows(size, part))
-
-    def _allocated(self, numel: int) -> Array:
-        return np.frombuffer(private_memory(numel * self._dtype.itemsize), dtype=self._dtype, count=numel)
 
     def use_rows(self, rows: Sequence[Sequence[int]]) -> None:
         """Set the elements from each rank (row) to each other of an all_to_all_v; none exceeds the maximum part."""

@@ -14,11 +14,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from testbed.clock import STEP_ALIGNMENT_S, clock_here, private_memory, sleep_until
-from testbed.comm.collectives import Array, CollectiveTimeout, Communicator
+from testbed.clock import STEP_ALIGNMENT_S, clock_here, sleep_until
+from testbed.comm.collectives import CollectiveTimeout, Communicator
 from testbed.comm.collectives.baseline_ring import BASELINE_RING
 from testbed.comm.flight_recorder import COMPLETED, Recorder
 from testbed.comm.transport import OperationCosts, TrafficClass, TransportError
+from testbed.measure.ranks.collective_buffers import zeros
 from testbed.measure.ranks.executor import CreditSockets, Executor, PlanOutcome, ReceiveCredits
 from testbed.measure.ranks.fault_injection import RankFaults
 from testbed.measure.ranks.telemetry import (
@@ -192,7 +193,7 @@ class Rank:
         """
         if not self.job.calibration_numel or self.size == 1:
             return []
-        array = _zeros(self.job.calibration_numel, self.job.dtype)
+        array = zeros(self.job.calibration_numel, self.job.dtype)
         records = []
         for attempt in range(self.job.calibrations):
             start_s = self._agree_on_start()
@@ -246,29 +247,44 @@ class Rank:
 
     def _step(self, index: int, step: Step) -> None:
         self.executor.prepare(salt=index * 1000)
-        start_s = self._agree_on_start()
-        if self.rank == 0:
-            self._report_step(index, step, start_s)
+        start_s = self._agree_on_step()
+        if self._announces:
+            fields = {"index": index, "variant": step.variant, "trial": step.trial, "start_s": start_s}
+            self.progress({"event": "step", **fields})
         self.faults.step(step.variant, step.trial, start_s)
         self.host_monitor.begin()
         self._wait_until(start_s)
         sent_before = self._sent()
-        done = self.executor.run(start_s, step.algorithm)
+        done = self._run_plan(start_s, step.algorithm)
         end_s = time.monotonic()
-        self._report_end(index, step, self.size)
+        if step.trial >= 0:
+            self.progress({"event": "ended", "index": index, "rank": self.rank, "of": self._ranks_in_step})
         sent = {peer: count - sent_before.get(peer, 0) for peer, count in self._sent().items()}
         seen = self.host_monitor.end(start_s, end_s)
         done.run_checks()
-        self._record(index, step, (start_s, end_s), done, {"sent_bytes": sent, **seen})
+        fields = {"sent_bytes": sent, **self._step_fields(done), **seen}
+        self._record(index, step, (start_s, end_s), done, fields)
 
-    def _report_step(self, index: int, step: Step, start_s: float) -> None:
-        fields = {"index": index, "variant": step.variant, "trial": step.trial, "start_s": start_s}
-        self.progress({"event": "step", **fields})
+    def _agree_on_step(self) -> float:
+        """Agree with all ranks of the step on its start."""
+        return self._agree_on_start()
 
-    def _report_end(self, index: int, step: Step, ranks: int) -> None:
-        """Report that this rank has ended a measured step, in which `ranks` take part."""
-        if step.trial >= 0:
-            self.progress({"event": "ended", "index": index, "rank": self.rank, "of": ranks})
+    @property
+    def _announces(self) -> bool:
+        """Whether this rank reports the starts of steps."""
+        return self.rank == 0
+
+    @property
+    def _ranks_in_step(self) -> int:
+        """How many ranks take part in the step."""
+        return self.size
+
+    def _run_plan(self, start_s: float, algorithm: str) -> PlanOutcome:
+        return self.executor.run(start_s, algorithm)
+
+    def _step_fields(self, done: PlanOutcome) -> dict[str, Any]:
+        """Return further fields of the step's sample, after its checks."""
+        return {}
 
     def _record(
         self, index: int, step: Step, span: tuple[float, float], done: PlanOutcome, seen: dict[str, Any]
@@ -288,7 +304,3 @@ class Rank:
 
     def _sent(self) -> dict[int, int]:
         return {peer: counters.bytes_sent for peer, counters in self.transport.counters.items()}
-
-
-def _zeros(numel: int, dtype: str) -> Array:
-    return np.frombuffer(private_memory(numel * np.dtype(dtype).itemsize), dtype=dtype, count=numel)

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import mmap
 import socket
-import time
 from collections.abc import Callable
 from typing import Any
 
 from testbed.comm.collectives import Communicator
 from testbed.comm.replicas import ReplicaGroup, Session, SessionSettings
 from testbed.comm.transport import TrafficClass, TransportError
-from testbed.measure.ranks.executor import Executor
+from testbed.measure.ranks.executor import Executor, PlanOutcome
 from testbed.measure.ranks.rank import Rank
 from testbed.measure.ranks.telemetry import HostMonitor, SocketSampler
 from testbed.workload.job.endpoints import JoinedRank, join_job
-from testbed.workload.job.launch_spec import JobSpec, Step
+from testbed.workload.job.launch_spec import JobSpec
 from testbed.workload.plan import GroupCollective
 
 REASON_S = 5.0  # time for the coordinator to report a failure's cause, after it was due to detect it
@@ -79,6 +78,8 @@ class ReplicaRank(Rank):
             try:
                 while index < len(job.steps):
                     self._step(index, job.steps[index])
+                    self._write(self.samples)
+                    self.samples = []
                     index = session.member.step
                 sockets = joined.sockets.socket_info()
             finally:
@@ -133,44 +134,39 @@ class ReplicaRank(Rank):
     def _sleep(self, seconds: float) -> None:
         self.communicator.engine.sleep(seconds, None)
 
-    def _step(self, index: int, step: Step) -> None:
-        session = self.session
-        assert session is not None
-        self.executor.prepare(salt=index * 1000)
-        start_s = session.agree_on_start()
-        if session.replica == session.members[0] and session.place == 0:
-            self._report_step(index, step, start_s)
-        self.faults.step(step.variant, step.trial, start_s)
-        self.host_monitor.begin()
-        self._wait_until(start_s)
-        sent_before, stops_before = self._sent(), len(session.stops)
-        done = self.executor.run(start_s, step.algorithm)
-        summed = session.finish()
-        end_s = time.monotonic()
-        members = (self.replication.replicas[member] for member in session.members)
-        self._report_end(index, step, sum(map(len, members)))
-        sent = {peer: count - sent_before.get(peer, 0) for peer, count in self._sent().items()}
-        seen = self.host_monitor.end(start_s, end_s)
-        done.run_checks()
+    def _agree_on_step(self) -> float:
+        return self._live_session.agree_on_start()
+
+    @property
+    def _live_session(self) -> Session:
+        assert self.session is not None
+        return self.session
+
+    @property
+    def _announces(self) -> bool:
+        session = self._live_session
+        return session.replica == session.members[0] and session.place == 0
+
+    @property
+    def _ranks_in_step(self) -> int:
+        return sum(len(self.replication.replicas[member]) for member in self._live_session.members)
+
+    def _run_plan(self, start_s: float, algorithm: str) -> PlanOutcome:
+        self._stops_before = len(self._live_session.stops)
+        done = super()._run_plan(start_s, algorithm)
+        self._summed = self._live_session.finish()
+        return done
+
+    def _step_fields(self, done: PlanOutcome) -> dict[str, Any]:
+        session, summed = self._live_session, self._summed.values()
         done.wrong += session.caught_up_wrong
-        epochs = [one.epoch for one in summed.values()]
-        self._record(
-            index,
-            step,
-            (start_s, end_s),
-            done,
-            {
-                "sent_bytes": sent,
-                "incarnation": self.incarnation,
-                "epoch": max(epochs, default=session.member.epoch),
-                "replicas": sorted({member for one in summed.values() for member in one.members}),
-                "stopped_s": [end_s - begin_s for begin_s, end_s in session.stops[stops_before:]],
-                "given_bytes": session.sent_bytes - self._given_bytes,
-                "checkpoint_bytes": session.checkpoints.sent_bytes - self._checkpoint_bytes,
-                **seen,
-            },
-        )
-        self._given_bytes = session.sent_bytes
-        self._checkpoint_bytes = session.checkpoints.sent_bytes
-        self._write(self.samples)
-        self.samples = []
+        given_bytes, checkpoint_bytes = self._given_bytes, self._checkpoint_bytes
+        self._given_bytes, self._checkpoint_bytes = session.sent_bytes, session.checkpoint_bytes
+        return {
+            "incarnation": self.incarnation,
+            "epoch": max((one.epoch for one in summed), default=session.member.epoch),
+            "replicas": sorted({member for one in summed for member in one.members}),
+            "stopped_s": [end_s - begin_s for begin_s, end_s in session.stops[self._stops_before :]],
+            "given_bytes": self._given_bytes - given_bytes,
+            "checkpoint_bytes": self._checkpoint_bytes - checkpoint_bytes,
+        }

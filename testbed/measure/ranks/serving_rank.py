@@ -11,7 +11,7 @@ import struct
 import time
 from collections import deque
 from collections.abc import Collection, Iterable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +25,7 @@ from testbed.measure.ranks.fault_injection import RankFaults
 from testbed.measure.ranks.rank import Rank
 from testbed.workload.dependency_tracker import DependencyTracker
 from testbed.workload.dispatch import Dispatching, GrowingPlan, PieceKey, Sending
-from testbed.workload.plan import Computing, Message, Operation, Pause, operation_document
+from testbed.workload.plan import Computing, Message, Operation, Pause
 
 # the tag space of point-to-point messages of the last, unused communicator
 _TAGS = POINT_TO_POINT | (COMMUNICATORS - 1) << COMMUNICATOR_BIT
@@ -277,7 +277,7 @@ class ServingExecutor:
         assert self._dispatcher is not None
         line = {
             "step": self._step,
-            "dispatched": self._dispatcher.found.to_document(),
+            "dispatched": asdict(self._dispatcher.found),
             "answers": {number: list(marks) for number, marks in self._growing.answers.items()},
         }
         with (self.folder / DISPATCHED_FILE).open("a") as file:
@@ -301,7 +301,7 @@ class ServingExecutor:
 
     def _write(self, index: int) -> None:
         """Log a completed operation."""
-        operation = operation_document(self._tracker.plan[index])
+        operation = self._tracker.plan[index].to_document()
         times = {"start_s": self._begun[index], "end_s": self._ends[index]}
         line = {"step": self._step, "index": index, "operation": operation, **times}
         self._journal.write(json.dumps(line) + "\n")

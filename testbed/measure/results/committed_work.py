@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
-from testbed.measure.results.base_model import ResultModel
+from testbed.measure.result_model import ResultModel
 from testbed.measure.results.replication import Replication
 from testbed.prediction.closed_form import sequences
 from testbed.prediction.step_flops import StepWork

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import Field
 
-from testbed.measure.results.base_model import ResultModel
+from testbed.measure.result_model import ResultModel
 from testbed.measure.results.records import read_model
 from testbed.measure.results.result import ScaleRecord
 from testbed.spec.scale import Scale

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from testbed.measure.results.base_model import ResultModel
+from testbed.measure.result_model import ResultModel
 
 
 class Latencies(ResultModel):

@@ -18,8 +18,8 @@ from testbed.prediction.timeline import (
     peak_activation_bytes,
 )
 from testbed.spec.scale import Scale
+from testbed.workload.job.endpoint_resolution import Pairs, sum_pairs
 from testbed.workload.job.job import Workload
-from testbed.workload.job.traffic_matrix import Pairs, sum_pairs
 from testbed.workload.job.training import Training
 from testbed.workload.plan import JobPlan
 from testbed.workload.schedules import SearchResult

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed.comm.flight_recorder import FLIGHT
-from testbed.measure.fidelity import worst
+from testbed.measure.fidelity.verdict import worst
 from testbed.measure.results.manifest import (
     MANIFEST,
     ClockRecord,

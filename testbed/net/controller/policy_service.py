@@ -9,14 +9,16 @@ import json
 import secrets
 import socket
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from http.server import BaseHTTPRequestHandler
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from testbed.net.controller.compat import Event, Lock, hub
 from testbed.net.controller.process import Snapshot
-from testbed.net.controller.rules import Rule, rule_to_data
+from testbed.net.controller.rules import rule_to_data
 from testbed.net.controller.switch_sessions import PortReport, PortReports
 from testbed.net.errors import ControllerError, PolicyError
 
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from testbed.net.controller.rule_compiler import CompiledPolicy, PolicyChoice
     from testbed.net.controller.switch_sessions import Rules
 
+
+Answer = TypeVar("Answer")
 
 INSTALL_TIMEOUT_S = 20.0
 READ_TIMEOUT_S = 10.0
@@ -52,18 +56,15 @@ class PolicyService:
         """Return the policy in force, with notes and queues, and the number of rules of each bridge."""
         with self._lock:
             state = self._load()
-            bridges = self._app.bridge_names()
             return {
-                "policy": state.choice.to_data(),
+                "policy": asdict(state.choice),
                 "replan": state.policy_replans,
                 "reaction_s": self._snapshot.reaction_s,
                 "rule_s": self._snapshot.rule_s,
                 "seed": self._snapshot.seed,
                 "flows": len(state.view.flows),
                 "down": sorted(state.view.down),
-                "rules": {
-                    bridges.get(dpid, f"{dpid:016x}"): len(own) for dpid, own in self._app.rules.items()
-                },
+                "rules": {self._bridge(dpid): len(own) for dpid, own in self._app.rules.items()},
                 "classes": [asdict(entry) for entry in state.compiled.classes],
                 "notes": dict(state.compiled.notes),
             }
@@ -74,20 +75,10 @@ class PolicyService:
         Raises:
             ControllerError: A switch did not answer in time.
         """
-        counts: dict[int, list[tuple[Rule, int, int]]] = {}
-        done = Event()
-
-        def take(found: dict[int, list[tuple[Rule, int, int]]]) -> None:
-            counts.update(found)
-            done.set()
-
-        self._app.call(lambda: self._app.read_counters(take))
-        if not done.wait(READ_TIMEOUT_S):
-            raise ControllerError(f"not all switches answered within {READ_TIMEOUT_S:g} s")
-        names = self._app.bridge_names()
+        counts = self._ask(self._app.read_counters, READ_TIMEOUT_S, "answered")
         comments = {(dpid, rule): rule.comment for dpid, own in self._app.rules.items() for rule in own}
         return {
-            names[dpid]: [
+            self._bridge(dpid): [
                 {
                     **rule_to_data(rule),
                     "comment": comments.get((dpid, rule), ""),
@@ -107,12 +98,11 @@ class PolicyService:
         """
         with self._lock:
             compiled = self._changed(request).compiled
-            names = self._app.bridge_names()
             bridges = {}
             for dpid, own in compiled.rules.items():
                 now = self._app.rules[dpid]
                 before, after = set(now), set(own)
-                bridges[names.get(dpid, f"{dpid:016x}")] = {
+                bridges[self._bridge(dpid)] = {
                     "added": [str(rule) for rule in own if rule not in before],
                     "removed": [str(rule) for rule in now if rule not in after],
                 }
@@ -137,7 +127,7 @@ class PolicyService:
             self._report(
                 {
                     "event": "policy",
-                    "policy": state.choice.to_data(),
+                    "policy": asdict(state.choice),
                     "rules": sum(map(len, compiled.rules.values())),
                     "time_s": time.monotonic(),
                 }
@@ -165,23 +155,34 @@ class PolicyService:
         return frozenset(name for name, ends in self._load().ends.items() if ends & ports)
 
     def _install(self, compiled: CompiledPolicy) -> int:
-        answer: list[str | None] = []
-        done = Event()
         before = {dpid: set(own) for dpid, own in self._app.rules.items()}
-
-        def take(error: str | None) -> None:
-            answer.append(error)
-            done.set()
-
-        self._app.call(lambda: self._app.replace(compiled.rules, take))
         # worst case: every rule and group is deleted and added individually
         most = max((2 * len(before[dpid]) + 2 * len(own) for dpid, own in compiled.rules.items()), default=0)
         timeout_s = INSTALL_TIMEOUT_S + most * self._snapshot.rule_s
-        if not done.wait(timeout_s):
-            raise ControllerError(f"not all switches took the new rules within {timeout_s:g} s")
-        if answer[0] is not None:
-            raise ControllerError(answer[0])
+        error = self._ask(partial(self._app.replace, compiled.rules), timeout_s, "took the new rules")
+        if error is not None:
+            raise ControllerError(error)
         return sum(len(set(own) ^ before[dpid]) for dpid, own in compiled.rules.items())
+
+    def _ask(
+        self, operation: Callable[[Callable[[Answer], None]], None], timeout_s: float, what: str
+    ) -> Answer:
+        """Run an operation in the application's thread, and wait for the answer that it passes on."""
+        answers: list[Answer] = []
+        done = Event()
+
+        def take(answer: Answer) -> None:
+            answers.append(answer)
+            done.set()
+
+        self._app.call(lambda: operation(take))
+        if not done.wait(timeout_s):
+            raise ControllerError(f"not all switches {what} within {timeout_s:g} s")
+        return answers[0]
+
+    def _bridge(self, dpid: int) -> str:
+        """Return a switch's name, or its datapath id while it is not connected."""
+        return self._app.bridge_names().get(dpid, f"{dpid:016x}")
 
     def _follow_ports(self) -> None:
         if self._snapshot.policy:
@@ -240,30 +241,30 @@ class _PolicyState:
     edges: Sequence[Any]
     compiled: CompiledPolicy
     policy_replans: bool
-    ends: Mapping[str, frozenset[tuple[int, int]]] = field(default_factory=dict)
+    ends: Mapping[str, Set[tuple[int, int]]]
 
     @classmethod
     def of(cls, snapshot: Snapshot) -> _PolicyState:
         from pydantic import TypeAdapter  # noqa: PLC0415
 
         from testbed.net.controller.edges import edges_from_data, link_ports  # noqa: PLC0415
-        from testbed.net.controller.policy_view import View, flows_from_data  # noqa: PLC0415
+        from testbed.net.controller.policy_view import Flow, View  # noqa: PLC0415
         from testbed.net.controller.rule_compiler import PolicyChoice, compute  # noqa: PLC0415
         from testbed.spec.topology import Topology  # noqa: PLC0415
 
         topology = TypeAdapter(Topology).validate_python(snapshot.topology)
         edges = edges_from_data(snapshot.edges)
-        view = View(topology, flows_from_data(snapshot.flows), snapshot.down, snapshot.seed)
-        ends: dict[str, set[tuple[int, int]]] = {}
+        flows = [Flow(**flow) for flow in snapshot.flows]
+        view = View(topology, flows, snapshot.down, snapshot.seed)
+        ends: dict[str, set[tuple[int, int]]] = defaultdict(set)
         for edge in edges:
             for name, port in link_ports(topology, edge).items():
-                ends.setdefault(name, set()).add((edge.dpid, port))
+                ends[name].add((edge.dpid, port))
         choice = PolicyChoice(**snapshot.policy)
-        frozen = {name: frozenset(found) for name, found in ends.items()}
-        return cls(choice, view, edges, compute(choice, view, edges), choice.make().replan, frozen)
+        return cls(choice, view, edges, compute(choice, view, edges), choice.make().replan, ends)
 
     def changed(self, request: Mapping[str, Any], down: frozenset[str]) -> _PolicyState:
-        from testbed.net.controller.policy_view import flows_from_data  # noqa: PLC0415
+        from testbed.net.controller.policy_view import Flow  # noqa: PLC0415
         from testbed.net.controller.rule_compiler import PolicyChoice, compute  # noqa: PLC0415
 
         if unknown := sorted(set(request) - {"name", "options", "replan", "flows"}):
@@ -273,11 +274,11 @@ class _PolicyState:
             choice = PolicyChoice(request["name"], request.get("options") or {}, request.get("replan"))
         view = self.view
         if request.get("flows") is not None:
-            view = view.declaring(flows_from_data(request["flows"]))
-        policy_replans = choice.make().replan
-        view = view.without(down if policy_replans else ())
+            view = replace(view, flows=[Flow(**flow) for flow in request["flows"]])
+        replans = choice.make().replan
+        view = replace(view, down=down if replans else ())
         compiled = compute(choice, view, self.edges)
-        return _PolicyState(choice, view, self.edges, compiled, policy_replans, self.ends)
+        return replace(self, choice=choice, view=view, compiled=compiled, policy_replans=replans)
 
 
 MAX_BODY_BYTES = 64 * 1024**2

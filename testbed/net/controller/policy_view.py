@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
-from ipaddress import IPv4Network
 from typing import Any
 
 from testbed.net.controller.ecmp_hash import TCP, UDP
 from testbed.net.controller.rules import Match, Packet, Ports
 from testbed.net.errors import NoPathError
-from testbed.spec.topology import Topology, host_address
+from testbed.spec.topology import Topology, building_network
 
 TCP_FLOW, ROCE = "tcp", "roce"
 # Delays are integers in picoseconds, so that equal delays compare equal and sums do not round.
@@ -86,16 +85,7 @@ class Flow:
         return f"{self.source} to {self.destination} channel {self.channel}"
 
 
-def flows_from_data(data: Iterable[Mapping[str, Any]]) -> tuple[Flow, ...]:
-    """Build flows from dictionaries; the inverse of `flows_to_data`."""
-    return tuple(Flow(**item) for item in data)
-
-
-def flows_to_data(flows: Iterable[Flow]) -> list[dict[str, Any]]:
-    """Convert flows to JSON-compatible dictionaries; the inverse of `flows_from_data`."""
-    return [asdict(flow) for flow in flows]
-
-
+@dataclass(eq=False)
 class View:
     """A network as policies see it.
 
@@ -106,17 +96,13 @@ class View:
         seed: The seed of all random choices.
     """
 
-    def __init__(
-        self,
-        topology: Topology,
-        flows: Sequence[Flow] = (),
-        down: Iterable[str] = (),
-        seed: int = 0,
-    ) -> None:
-        self.topology = topology
-        self.flows = tuple(flows)
-        self.down = frozenset(down)
-        self.seed = seed
+    topology: Topology
+    flows: Sequence[Flow] = ()
+    down: Collection[str] = ()
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        self.flows, self.down = tuple(self.flows), frozenset(self.down)
 
     @cached_property
     def buildings(self) -> list[str]:
@@ -136,7 +122,7 @@ class View:
     def _links(self) -> dict[str, list[LinkEnd]]:
         ends: dict[str, list[LinkEnd]] = {name: [] for name in self.buildings}
         for link in self.topology.wan:
-            for here, there, direction in ((link.a, link.b, link.a_to_b), (link.b, link.a, link.b_to_a)):
+            for here, there, direction in link.directions:
                 if link.name not in self.down:
                     delay_ps = picoseconds(direction.delay_s)
                     ends[here].append(LinkEnd(link.name, there, link.plane, direction.rate_bps, delay_ps))
@@ -235,14 +221,6 @@ class View:
                 if here != there and there not in self.next_hops[here]:
                     raise NoPathError(f"topology {self.topology.name}: no path from {here} to {there}")
 
-    def without(self, down: Iterable[str]) -> View:
-        """Return a copy of the view with these links down."""
-        return View(self.topology, self.flows, down, self.seed)
-
-    def declaring(self, flows: Sequence[Flow]) -> View:
-        """Return a copy of the view with other declared traffic."""
-        return View(self.topology, flows, self.down, self.seed)
-
 
 def _distances(costs: Mapping[str, Mapping[str, int]], destination: str) -> dict[str, int]:
     """Return the cost of the cheapest path from each building to `destination`, by Dijkstra's algorithm.
@@ -259,11 +237,6 @@ def _distances(costs: Mapping[str, Mapping[str, int]], destination: str) -> dict
             for here, link_cost in costs[there].items():
                 heapq.heappush(queue, (cost + link_cost, here))
     return distance
-
-
-def building_network(building_index: int) -> str:
-    """Return the network of exactly the addresses of a building's hosts, such as "10.1.0.0/16"."""
-    return str(IPv4Network(f"{host_address(building_index, 0)}/16", strict=False))
 
 
 def with_reverse_flows(flows: Iterable[Flow]) -> list[Flow]:

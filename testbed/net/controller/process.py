@@ -33,6 +33,7 @@ KEPT_STDERR_LINES = 20
 MAX_RESTARTS = 3
 
 
+@dataclass(eq=False)
 class ControllerProcess:
     """A controller process that installs rules in the switches that connect to `port` on 127.0.0.1.
 
@@ -48,23 +49,19 @@ class ControllerProcess:
         log: Called with each event, as a mapping.
     """
 
-    def __init__(
-        self,
-        rules: Mapping[int, Sequence[Rule]],
-        library: str = "os-ken",
-        env: Mapping[str, str] | None = None,
-        python: str = sys.executable,
-        snapshot: Snapshot | None = None,
-        log: Callable[[Mapping[str, Any]], None] = lambda event: None,
-    ) -> None:
-        self._rules = rules
-        self._snapshot = snapshot
+    rules: Mapping[int, Sequence[Rule]]
+    library: str = "os-ken"
+    env: Mapping[str, str] | None = None
+    python: str = sys.executable
+    snapshot: Snapshot | None = None
+    log: Callable[[Mapping[str, Any]], None] = lambda event: None
+
+    def __post_init__(self) -> None:
         self._token = secrets.token_hex(16)
-        self._environment = {**os.environ, **(env or {}), "TESTBED_CONTROLLER_LIBRARY": library}
-        if snapshot is not None:
+        self._environment = {**os.environ, **(self.env or {}), "TESTBED_CONTROLLER_LIBRARY": self.library}
+        if self.snapshot is not None:
             self._environment["TESTBED_CONTROLLER_TOKEN"] = self._token
-        self._command = [python, "-m", "testbed.net.controller", "--rules", "-"]
-        self._log = log
+        self._command = [self.python, "-m", "testbed.net.controller", "--rules", "-"]
         self._process: subprocess.Popen[str] | None = None
         self._threads: list[threading.Thread] = []
         self._stderr_lines: deque[str] = deque(maxlen=KEPT_STDERR_LINES)
@@ -100,6 +97,7 @@ class ControllerProcess:
         except OSError as error:
             raise ControllerError(f"{self._command[0]}: {error.strerror}") from error
         self._process = process
+        # In a guest, random numbers follow the tree of processes and threads: a thread less would change later ones.
         messages = threading.Thread(target=self._read_messages, args=(process,), daemon=True)
         events = threading.Thread(target=self._read_events, args=(process, messages), daemon=True)
         self._threads = [messages, events]
@@ -108,7 +106,7 @@ class ControllerProcess:
         assert process.stdin is not None
         # A process that exits before it reads its input explains why on standard error.
         with contextlib.suppress(BrokenPipeError), process.stdin as pipe:
-            pipe.write(dumps(self._rules, asdict(self._snapshot) if self._snapshot else None))
+            pipe.write(dumps(self.rules, asdict(self.snapshot) if self.snapshot else None))
 
     def restart(self) -> bool:
         """Restart a process that has ended, at most MAX_RESTARTS times, with the same ports and policy.
@@ -126,11 +124,11 @@ class ControllerProcess:
             thread.join()
         close_pipes(process)
         self.restarts += 1
-        self._log({"event": "restarted", "time_s": time.monotonic(), "status": process.returncode})
+        self.log({"event": "restarted", "time_s": time.monotonic(), "status": process.returncode})
         self._reset()
         self._ready = True  # the switches still have their rules
-        if self._snapshot is not None:
-            self._rules = {}  # the process computes them from the snapshot's policy
+        if self.snapshot is not None:
+            self.rules = {}  # the process computes them from the snapshot's policy
         self.start()
         return True
 
@@ -141,17 +139,6 @@ class ControllerProcess:
         if self._api_port is None:
             raise ControllerError("the controller has no API: it was started without a network snapshot")
         return ControllerApi(self._api_port, self._token)
-
-    def set_policy(
-        self, policy: Mapping[str, Any], flows: Sequence[Mapping[str, Any]] | None = None
-    ) -> dict[str, Any]:
-        """Put a policy in force (see `PolicyService.set`) and keep it across restarts."""
-        assert self._snapshot is not None
-        request = dict(policy) if flows is None else {**policy, "flows": list(flows)}
-        answer = self.api.set(request)
-        if flows is not None:
-            self._snapshot = replace(self._snapshot, flows=flows)
-        return answer
 
     @property
     def port(self) -> int:
@@ -203,7 +190,7 @@ class ControllerProcess:
             while not condition() and self._error is None and not self._ended:
                 remaining_s = deadline - time.monotonic()
                 if remaining_s <= 0:
-                    missing = ", ".join(f"{dpid:016x}" for dpid in self._rules if dpid not in self._installed)
+                    missing = ", ".join(f"{dpid:016x}" for dpid in self.rules if dpid not in self._installed)
                     what = what or f"no rules yet in the bridges with datapath ids {missing}"
                     raise ControllerError(f"{what} after {timeout_s:g} s{self._stderr_tail()}")
                 self._changed.wait(remaining_s)
@@ -230,12 +217,12 @@ class ControllerProcess:
 
     def _handle_event(self, event: Mapping[str, Any]) -> None:
         kind = event["event"]
-        self._log(event)
-        if kind == "policy" and self._snapshot is not None:
+        self.log(event)
+        if kind == "policy" and self.snapshot is not None:
             # also when `testbed policy set` has changed it, which talks to the process directly
-            self._snapshot = replace(self._snapshot, policy=event["policy"])
-        elif kind == "replanned" and self._snapshot is not None:
-            self._snapshot = replace(self._snapshot, down=event["down"])
+            self.snapshot = replace(self.snapshot, policy=event["policy"])
+        elif kind == "replanned" and self.snapshot is not None:
+            self.snapshot = replace(self.snapshot, down=event["down"])
         elif kind == "listening":
             self._port, self._api_port = event["port"], event.get("api_port")
             self._listening = True
@@ -329,7 +316,7 @@ def snapshot_of(
     seed: int = 0,
     control: Control = INSTANT,
 ) -> Snapshot:
-    """Build a `Snapshot` from typed objects; for `policy` see `PolicyChoice.to_data`."""
+    """Build a `Snapshot` from typed objects; for `policy` a `PolicyChoice` as a mapping."""
     from testbed.net.controller.edges import edges_to_data  # noqa: PLC0415 (for a faster start of the process)
 
     return Snapshot(

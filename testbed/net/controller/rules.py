@@ -63,8 +63,7 @@ class Ports:
 
     def __post_init__(self) -> None:
         for name, number in (("value", self.value), ("mask", self.mask)):
-            if not 0 <= number <= MAX_TCP_PORT:
-                raise ValueError(f"port {name}: got {number}, expected 0 to {MAX_TCP_PORT}")
+            _check_range(f"port {name}", number, MAX_TCP_PORT)
         if self.value & ~self.mask:
             raise ValueError(f"port: got {self}, expected no bits outside the mask")
 
@@ -104,8 +103,8 @@ class Match:
             text = getattr(self, name)
             if text is not None and parse_network(text)[1] == 0:
                 raise ValueError(f"{name}: got {text!r}, expected address/length with length 1 to 32")
-        if self.ip_dscp is not None and not 0 <= self.ip_dscp <= MAX_DSCP:
-            raise ValueError(f"ip_dscp: got {self.ip_dscp}, expected 0 to {MAX_DSCP}")
+        if self.ip_dscp is not None:
+            _check_range("ip_dscp", self.ip_dscp, MAX_DSCP)
 
     def covers(self, in_port: int, packet: Packet) -> bool:
         """Return whether a packet that arrives at a port matches."""
@@ -181,8 +180,7 @@ class Ecmp:
             )
         for port in self.ports:
             _check_port("ports", port)
-        if not 0 <= self.seed <= MAX_SEED:
-            raise ValueError(f"seed: got {self.seed}, expected 0 to {MAX_SEED}")
+        _check_range("seed", self.seed, MAX_SEED)
 
     def __str__(self) -> str:
         return f"ecmp {','.join(map(str, self.ports))} seed {self.seed}"
@@ -216,8 +214,7 @@ class SetDscp:
     dscp: int
 
     def __post_init__(self) -> None:
-        if not 0 <= self.dscp <= MAX_DSCP:
-            raise ValueError(f"dscp: got {self.dscp}, expected 0 to {MAX_DSCP}")
+        _check_range("dscp", self.dscp, MAX_DSCP)
 
     def __str__(self) -> str:
         return f"dscp {self.dscp}"
@@ -230,14 +227,21 @@ class Goto:
     table: int
 
     def __post_init__(self) -> None:
-        if not 1 <= self.table <= MAX_TABLE:
-            raise ValueError(f"goto: got {self.table}, expected 1 to {MAX_TABLE}")
+        _check_range("goto", self.table, MAX_TABLE, lowest=1)
 
     def __str__(self) -> str:
         return f"table {self.table}"
 
 
 Action = Output | Ecmp | FastFailover | SetDscp | Goto
+_ACTIONS: dict[str, Any] = {
+    "output": Output,
+    "ecmp": Ecmp,
+    "fast_failover": FastFailover,
+    "set_dscp": SetDscp,
+    "goto": Goto,
+}
+"""The actions by their JSON key, whose value is the action's only field, or an object of all its fields."""
 
 
 @dataclass(frozen=True)
@@ -251,10 +255,8 @@ class Rule:
     table: int = 0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.priority <= MAX_PRIORITY:
-            raise ValueError(f"priority: got {self.priority}, expected 0 to {MAX_PRIORITY}")
-        if not 0 <= self.table <= MAX_TABLE:
-            raise ValueError(f"table: got {self.table}, expected 0 to {MAX_TABLE}")
+        _check_range("priority", self.priority, MAX_PRIORITY)
+        _check_range("table", self.table, MAX_TABLE)
         for position, action in enumerate(self.actions):
             if isinstance(action, Goto) and (action.table <= self.table or action is not self.actions[-1]):
                 raise ValueError(f"actions[{position}]: got {action}, expected a later table, last")
@@ -322,15 +324,9 @@ def rule_to_data(rule: Rule) -> dict[str, Any]:
 
 
 def _action_to_data(action: Action) -> dict[str, Any]:
-    if isinstance(action, Output):
-        return {"output": action.port}
-    if isinstance(action, Ecmp):
-        return {"ecmp": {"ports": list(action.ports), "seed": action.seed}}
-    if isinstance(action, FastFailover):
-        return {"fast_failover": list(action.ports)}
-    if isinstance(action, SetDscp):
-        return {"set_dscp": action.dscp}
-    return {"goto": action.table}
+    kind = next(name for name, own in _ACTIONS.items() if isinstance(action, own))
+    values = {item.name: getattr(action, item.name) for item in fields(action)}
+    return {kind: values if len(values) > 1 else next(iter(values.values()))}
 
 
 def _rule_from_data(where: str, data: Any) -> Rule:
@@ -352,27 +348,28 @@ def _rule_from_data(where: str, data: Any) -> Rule:
 
 
 def _action_from_data(data: Any) -> Action:
-    kinds = ("output", "ecmp", "fast_failover", "set_dscp", "goto")
-    action = _mapping("action", data, optional=kinds)
+    action = _mapping("action", data, optional=tuple(_ACTIONS))
     if len(action) != 1:
-        raise ValueError(f"action: got {data!r}, expected one of {', '.join(kinds)}")
+        raise ValueError(f"action: got {data!r}, expected one of {', '.join(_ACTIONS)}")
     ((kind, value),) = action.items()
-    if kind == "output":
-        return Output(_integer("output", value))
-    if kind == "fast_failover":
-        return FastFailover(tuple(_integer("ports", port) for port in _list("ports", value)))
-    if kind == "set_dscp":
-        return SetDscp(_integer("set_dscp", value))
-    if kind == "goto":
-        return Goto(_integer("goto", value))
-    ecmp = _mapping("ecmp", value, required=("ports", "seed"))
-    ports = tuple(_integer("ports", port) for port in _list("ports", ecmp["ports"]))
-    return Ecmp(ports, _integer("seed", ecmp["seed"]))
+    names = [item.name for item in fields(_ACTIONS[kind])]
+    given = {names[0]: value} if len(names) == 1 else _mapping(kind, value, required=names)
+    for name, item in given.items():
+        if name == "ports":
+            given[name] = tuple(_integer("ports", port) for port in _list("ports", item))
+        else:
+            _integer(kind if len(names) == 1 else name, item)
+    made: Action = _ACTIONS[kind](**given)
+    return made
 
 
 def _check_port(name: str, port: int) -> None:
-    if not 1 <= _integer(name, port) <= MAX_PORT:
-        raise ValueError(f"{name}: got {port}, expected 1 to {MAX_PORT}")
+    _check_range(name, _integer(name, port), MAX_PORT, lowest=1)
+
+
+def _check_range(name: str, value: int, highest: int, lowest: int = 0) -> None:
+    if not lowest <= value <= highest:
+        raise ValueError(f"{name}: got {value}, expected {lowest} to {highest}")
 
 
 def _mapping(

@@ -18,7 +18,7 @@ from testbed.net.controller.openflow import (
     parse_match,
     parse_rule,
 )
-from testbed.net.controller.rules import FastFailover, Match, Rule
+from testbed.net.controller.rules import FastFailover, Match, Rule, ports_of
 
 Rules = Mapping[int, Sequence[Rule]]
 """The rules of every switch, by datapath id."""
@@ -42,6 +42,13 @@ class Session:
 
     def __str__(self) -> str:
         return f"bridge {self.bridge} (datapath id {self.datapath.id:016x})"
+
+    def missing_port(self, rules: Sequence[Rule]) -> str | None:
+        """Return a message about a port that rules name and the switch does not have; None if it has all."""
+        missing = sorted(ports_of(rules) - set(self.ports))
+        if not missing:
+            return None
+        return f"{self}: no port {missing[0]}, which the rules name; it has {sorted(self.ports)}"
 
 
 @dataclass
@@ -114,20 +121,14 @@ class DesiredState:
                 if number in groups:
                     yield group_removal(datapath, number), None
                 yield group_mod(datapath, group), None
-        yield from self.messages(difference)
+        added = set(map(id, difference.missing))
+        yield from ((self._messages[key], rule) for key, rule in self._rules.items() if id(rule) in added)
         for flow in difference.foreign:
             if not difference.overwrites(flow):
                 yield flow_removal(datapath, flow), None
         for number in groups:
             if number not in self.groups:
                 yield group_removal(datapath, number), None
-
-    def messages(self, difference: Difference) -> Iterator[tuple[FlowMod, Rule]]:
-        """Yield the messages that add the missing rules."""
-        missing = set(map(id, difference.missing))
-        for key, rule in self._rules.items():
-            if id(rule) in missing:
-                yield self._messages[key], rule
 
     def compare(self, datapath: Any, flows: Sequence[Any], groups: Mapping[int, FastFailover]) -> Difference:
         """Compare the flows of a statistics reply with the desired rules.

@@ -152,10 +152,10 @@ def attempt(name: str, tried: Outcome, confirmed: str = "", hint: str = "") -> C
     """
     if tried.ok:
         return Capability(name, True, confirmed or "created and removed")
-    reason = tried.message.splitlines()[0] if tried.message else f"status {tried.status}"
-    if tried.status is not None and any(phrase in reason.lower() for phrase in UNSUPPORTED_PHRASES):
-        return Capability(name, False, reason, hint)
-    return Capability(name, None, reason, hint)
+    is_absent = tried.status is not None and any(
+        phrase in tried.reason.lower() for phrase in UNSUPPORTED_PHRASES
+    )
+    return Capability(name, False if is_absent else None, tried.reason, hint)
 
 
 def open_vswitch(
@@ -170,8 +170,7 @@ def open_vswitch(
     if not is_root and processes:
         return Capability(name, None, f"running: {', '.join(processes)}; only root may query them", ROOT_HINT)
     failed = next(outcome for outcome in (database, server, switch) if not outcome.ok)
-    reason = failed.message.splitlines()[0] if failed.message else f"status {failed.status}"
-    return Capability(name, False, f"installed, does not answer: {reason}", "make setup starts it")
+    return Capability(name, False, f"installed, does not answer: {failed.reason}", "make setup starts it")
 
 
 def datapath(kind: str, in_use: str, port: str | None, reason: str) -> Capability:

@@ -30,44 +30,28 @@ class HostFacts:
 
 def host_facts() -> HostFacts:
     """Read the current facts of this host."""
-    total, available = parse_meminfo(Path("/proc/meminfo").read_text())
+    memory = psutil.virtual_memory()
     group = _find_own_groups()
-    quota = parse_cpu_max(_read(group["cpu"] / "cpu.max")) or parse_cfs_quota(
-        _read(group["cpu"] / "cpu.cfs_quota_us"), _read(group["cpu"] / "cpu.cfs_period_us")
-    )
-    limit, used = (
-        (_read(group["memory"] / "memory.max"), _read(group["memory"] / "memory.current"))
-        if (group["memory"] / "memory.max").exists()
-        else (
-            _read(group["memory"] / "memory.limit_in_bytes"),
-            _read(group["memory"] / "memory.usage_in_bytes"),
-        )
-    )
-    left = parse_memory_left(limit, used)
+    cpu, own_memory = group["cpu"], group["memory"]
+    quota, _, period = _read(cpu / "cpu.max").partition(" ")
+    if not period:
+        quota, period = _read(cpu / "cpu.cfs_quota_us"), _read(cpu / "cpu.cfs_period_us")
+    files = ("memory.max", "memory.current")
+    if not (own_memory / files[0]).exists():
+        files = ("memory.limit_in_bytes", "memory.usage_in_bytes")
+    left = parse_memory_left(*(_read(own_memory / name) for name in files))
     return HostFacts(
         cores=len(os.sched_getaffinity(0)),
-        cpu_quota=quota,
-        memory_total_bytes=total,
-        memory_available_bytes=available if left is None else min(available, left),
+        cpu_quota=parse_cpu_quota(quota, period),
+        memory_total_bytes=memory.total,
+        memory_available_bytes=memory.available if left is None else min(memory.available, left),
         kernel=platform.release(),
         machine=platform.machine(),
     )
 
 
-def parse_meminfo(text: str) -> tuple[int, int]:
-    """Parse the total and available bytes in /proc/meminfo."""
-    fields = {line.split(":")[0]: line.split(":")[1].split() for line in text.splitlines() if ":" in line}
-    return int(fields["MemTotal"][0]) * 1024, int(fields["MemAvailable"][0]) * 1024
-
-
-def parse_cpu_max(text: str) -> float | None:
-    """Parse the CPU quota in cores from cgroup v2's cpu.max ("200000 100000" is 2.0); None for "max" or ""."""
-    quota, _, period = text.partition(" ")
-    return int(quota) / int(period) if quota.isdigit() and period.isdigit() else None
-
-
-def parse_cfs_quota(quota_us: str, period_us: str) -> float | None:
-    """Parse the CPU quota in cores from cgroup v1's two files; None for -1, which means no limit, or ""."""
+def parse_cpu_quota(quota_us: str, period_us: str) -> float | None:
+    """Parse a cgroup's CPU quota in cores; None without a limit, which is "max" in v2 and -1 in v1, or for ""."""
     return int(quota_us) / int(period_us) if quota_us.isdigit() and period_us.isdigit() else None
 
 
@@ -144,12 +128,9 @@ def describe_busy(found: Sequence[BusyProcess]) -> str:
 
 
 def _read_cpu_times() -> dict[int, float]:
-    found = {}
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            times = process.cpu_times()
-            found[process.pid] = times.user + times.system
-    return found
+    processes = psutil.process_iter(["cpu_times"])
+    times = {process.pid: process.info["cpu_times"] for process in processes}
+    return {pid: own.user + own.system for pid, own in times.items() if own is not None}
 
 
 def _describe_process(process: psutil.Process) -> str:

@@ -28,16 +28,16 @@ from testbed.net.doctor.sandbox import (
     locate,
     remove_abandoned_bridges,
     run,
-    run_in_namespace,
     throwaway_bridges,
-    throwaway_namespace,
 )
 from testbed.net.errors import NoKernelError
+from testbed.net.links.netns import empty_network_namespace
 from testbed.net.virtual.guest import GUEST_PROGRAMS
 from testbed.net.virtual.kernel_image import KernelImage, find_image
 
 PROGRAMS = ("ip", "tc", "bridge", "ethtool", "sysctl", "nsenter", "unshare")
 RDMA_PROGRAMS = ("ibv_devices", "ibv_rc_pingpong", "rping", "rdma")
+KERNEL_PARTS = ("network namespaces", "veth", "kernel bridge", "HTB", "netem")
 TOOLS = ("ping", "iperf3", "tcpdump")
 IMPORT_OS_KEN = (
     "import os_ken.base.app_manager, os_ken.ofproto.ofproto_v1_3_parser;"
@@ -61,25 +61,24 @@ def probe_all() -> list[Capability]:
         text=True,
     )
     try:
-        return [
-            *_probe_safely(["root"], _root),
-            *_probe_safely(["programs", "measuring tools"], _programs),
-            *_probe_safely(["mnexec"], _mnexec),
-            *_probe_safely(["network namespaces", "veth", "kernel bridge", "HTB", "netem"], _kernel),
-            *_probe_safely(["packet sockets"], _packet_sockets),
-            *_probe_safely(["Open vSwitch", "system datapath", "netdev datapath"], _open_vswitch),
-            *_probe_safely(["os-ken"], lambda: [_os_ken(importing)]),
-            *_probe_safely(["Ryu"], _ryu),
-            *_probe_safely(["congestion controls"], _congestion_controls),
-            *_probe_safely(["MPTCP"], _mptcp),
-            *_probe_safely(
-                ["cgroups"], lambda: [capabilities.cgroups(Path("/proc/self/mounts").read_text())]
-            ),
-            *_probe_safely(["cores", "free memory"], _size),
-            *_probe_safely(["clock"], _clock),
-            *_probe_safely(["virtual clock"], _virtual_clock),
-            *_probe_safely(["RDMA"], _rdma),
+        probes: list[tuple[Probe, Sequence[str]]] = [
+            (_root, ["root"]),
+            (_programs, ["programs", "measuring tools"]),
+            (_mnexec, ["mnexec"]),
+            (_kernel, KERNEL_PARTS),
+            (_packet_sockets, ["packet sockets"]),
+            (_open_vswitch, ["Open vSwitch", "system datapath", "netdev datapath"]),
+            (lambda: [_os_ken(importing)], ["os-ken"]),
+            (_ryu, ["Ryu"]),
+            (_congestion_controls, ["congestion controls"]),
+            (_mptcp, ["MPTCP"]),
+            (lambda: [capabilities.cgroups(Path("/proc/self/mounts").read_text())], ["cgroups"]),
+            (_size, ["cores", "free memory"]),
+            (_clock, ["clock"]),
+            (_virtual_clock, ["virtual clock"]),
+            (_rdma, ["RDMA"]),
         ]
+        return [found for probe, names in probes for found in _probe_safely(names, probe)]
     finally:
         importing.kill()
         importing.communicate()
@@ -119,27 +118,25 @@ def _mnexec() -> list[Capability]:
 
 
 def _kernel() -> list[Capability]:
-    names = ("network namespaces", "veth", "kernel bridge", "HTB", "netem")
     if not _is_root():
-        return [capabilities.untried_without_root(name) for name in names]
+        return [capabilities.untried_without_root(name) for name in KERNEL_PARTS]
+    namespaces, *others = KERNEL_PARTS
     try:
-        with throwaway_namespace() as pid:
-            return [Capability(names[0], True, "created and removed"), *_in_namespace(pid)]
+        with empty_network_namespace():
+            return [Capability(namespaces, True, "created and removed"), *_in_namespace()]
     except OSError as error:
-        refused = capabilities.attempt(names[0], Outcome(1, message=str(error)))
-        return [refused, *(Capability(name, None, "no namespace to try it in") for name in names[1:])]
+        refused = capabilities.attempt(namespaces, Outcome(1, message=str(error.strerror)))
+        return [refused, *(Capability(name, None, "no namespace to try it in") for name in others)]
 
 
-def _in_namespace(pid: int) -> list[Capability]:
-    veth = run_in_namespace(pid, ["ip", "link", "add", "tbdoc0", "type", "veth", "peer", "name", "tbdoc1"])
-    bridge = run_in_namespace(pid, ["ip", "link", "add", "tbdoc2", "type", "bridge"])
+def _in_namespace() -> list[Capability]:
+    veth = run(["ip", "link", "add", "tbdoc0", "type", "veth", "peer", "name", "tbdoc1"])
+    bridge = run(["ip", "link", "add", "tbdoc2", "type", "bridge"])
     # Without a veth pair the qdiscs are tried on the loopback.
     interfaces = ("tbdoc0", "tbdoc1") if veth.ok else ("lo", "lo")
-    htb = run_in_namespace(
-        pid, ["tc", "qdisc", "replace", "dev", interfaces[0], "root", "handle", "1:", "htb", "default", "1"]
-    )
-    htb_seen = run_in_namespace(pid, ["tc", "qdisc", "show", "dev", interfaces[0]]).output
-    netem, netem_seen = _netem(pid, interfaces[1])
+    htb = run(f"tc qdisc replace dev {interfaces[0]} root handle 1: htb default 1".split())
+    htb_seen = run(f"tc qdisc show dev {interfaces[0]}".split()).output
+    netem, netem_seen = _netem(interfaces[1])
     return [
         capabilities.attempt("veth", veth, hint=MODULE_HINT.format("veth")),
         capabilities.attempt("kernel bridge", bridge, hint=MODULE_HINT.format("bridge")),
@@ -153,7 +150,7 @@ def _in_namespace(pid: int) -> list[Capability]:
     ]
 
 
-def _netem(pid: int, interface: str) -> tuple[Outcome, str]:
+def _netem(interface: str) -> tuple[Outcome, str]:
     """Try all that the netem link engine needs up to the first failure; return its outcome and the qdisc read back."""
     commands = (
         f"tc qdisc replace dev {interface} root netem delay 5ms",
@@ -164,10 +161,10 @@ def _netem(pid: int, interface: str) -> tuple[Outcome, str]:
         " action mirred egress redirect dev tbdoc3",
     )
     for command in commands:
-        done = run_in_namespace(pid, command.split())
+        done = run(command.split())
         if not done.ok:
             break
-    return done, run_in_namespace(pid, ["tc", "qdisc", "show", "dev", interface, "root"]).output
+    return done, run(f"tc qdisc show dev {interface} root".split()).output
 
 
 def _packet_sockets() -> list[Capability]:
@@ -251,13 +248,17 @@ def _mptcp() -> list[Capability]:
 def _virtual_clock() -> list[Capability]:
     if clock_here() is not None:
         return [Capability("virtual clock", True, "this is a guest under the virtual clock")]
-    try:
-        image: KernelImage | None = find_image()
-        message = ""
-    except NoKernelError as error:
-        image, message = None, str(error).splitlines()[0]
+    image, message = _find_kernel()
     missing = [name for name in GUEST_PROGRAMS if locate(name) is None]
     return [capabilities.virtual_clock(platform.machine(), image, message, missing)]
+
+
+def _find_kernel() -> tuple[KernelImage | None, str]:
+    """Return the virtual clock's kernel, or None and the reason."""
+    try:
+        return find_image(), ""
+    except NoKernelError as error:
+        return None, str(error).splitlines()[0]
 
 
 def _rdma() -> list[Capability]:
@@ -271,11 +272,7 @@ def _rdma() -> list[Capability]:
         evidence = "soft-RoCE of this guest's kernel" if exists else "this guest's kernel has no soft-RoCE"
         return [Capability("RDMA", exists and import_error is None, import_error or evidence)]
     programs = {name: locate(name) is not None for name in RDMA_PROGRAMS}
-    try:
-        image: KernelImage | None = find_image()
-    except NoKernelError:
-        image = None
-    return [capabilities.rdma(image, programs, import_error)]
+    return [capabilities.rdma(_find_kernel()[0], programs, import_error)]
 
 
 def _size() -> list[Capability]:

@@ -1,7 +1,7 @@
-"""Sandbox of probes: time limits, and namespaces and bridges that are always removed.
+"""Sandbox of probes: time limits, and bridges that are always removed.
 
-Each is held by a small shell that runs until its standard input is closed. The kernel closes it when this process ends,
-even by SIGKILL.
+A small shell holds the bridges until its standard input is closed. The kernel closes it when this process ends, even by
+SIGKILL.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from pathlib import Path
 BRIDGE_PREFIX = "tbdoc"
 REMOVAL_TIMEOUT_S = 10.0
 
-_NAMESPACE_KEEPER = "echo ready; exec cat >/dev/null"
 # One process creates and removes the bridges, so killing this process cannot leave them. It ignores SIGPIPE because its
 # reader may be gone when it reports that they exist. Arguments: ovs-vsctl, then NAME:DATAPATH...
 _BRIDGE_KEEPER = """trap '' PIPE
@@ -30,40 +29,6 @@ echo ready
 cat >/dev/null
 for pair; do $vsctl --if-exists del-br "${pair%:*}"; done
 """
-
-
-@contextlib.contextmanager
-def throwaway_namespace() -> Iterator[int]:
-    """Create a network namespace and yield the id of a process in it.
-
-    Raises:
-        OSError: The kernel refused; the message has the reason.
-    """
-    keeper = subprocess.Popen(
-        [locate("unshare") or "unshare", "--net", "sh", "-c", _NAMESPACE_KEEPER],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,  # so that Ctrl-C does not kill it during a probe
-    )
-    assert keeper.stdout is not None
-    try:
-        if keeper.stdout.readline() != "ready\n":
-            _, message = keeper.communicate()
-            raise OSError(message.strip() or "unshare failed without a message")
-        yield keeper.pid
-    finally:
-        keeper.kill()
-        keeper.communicate()
-
-
-def run_in_namespace(pid: int, arguments: Sequence[str]) -> Outcome:
-    """Run a program in the network namespace of process `pid`."""
-    program = locate(arguments[0])
-    if program is None:
-        return Outcome(None, message=f"{arguments[0]} not found")
-    return run(["nsenter", f"--net=/proc/{pid}/ns/net", program, *arguments[1:]])
 
 
 @contextlib.contextmanager
@@ -130,6 +95,11 @@ class Outcome:
     def ok(self) -> bool:
         """Whether the program succeeded."""
         return self.status == 0
+
+    @property
+    def reason(self) -> str:
+        """Why it failed: the first line of its message, or its status."""
+        return self.message.splitlines()[0] if self.message else f"status {self.status}"
 
 
 def locate(program: str) -> str | None:

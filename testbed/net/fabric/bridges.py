@@ -19,8 +19,7 @@ from dataclasses import dataclass, replace
 from testbed.net.links.ingress import IngressDelay
 from testbed.net.links.link_engine import LinkWire
 from testbed.net.links.shaping import Shape
-from testbed.spec.buildings import Building, Host
-from testbed.spec.clos import Clos
+from testbed.spec.buildings import Building, Clos, Host
 from testbed.spec.link_direction import Direction
 from testbed.spec.topology import Topology, building_network
 

@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from testbed.net.links import LinkError, LinkWire
@@ -38,7 +37,6 @@ class _CapturePoint:
     interface: str
     flow: str
     file: Path
-    process: subprocess.Popen[str] | None = None
 
 
 class Capture:
@@ -61,6 +59,7 @@ class Capture:
         self._scratch = folder.with_name(f"{folder.name}.partial")
         wanted = set(links)
         self._points: list[_CapturePoint] = []
+        self._running: list[tuple[_CapturePoint, subprocess.Popen[str]]] = []
         for wire in wires:
             for direction, entry, leave in (
                 ("a_to_b", wire.inner_a, wire.inner_b),
@@ -77,17 +76,15 @@ class Capture:
             if self._points:
                 self._scratch.mkdir(parents=True)
             for point in self._points:
-                point.process = self._start(point)
-            for point in self._points:
-                self._await_start(point)
+                self._running.append((point, self._start(point)))
+            for point, process in self._running:
+                self._await_start(point, process)
         except BaseException:
             self._discard()
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *reason: object) -> None:
         try:
             if kind is None:
                 self._finish()
@@ -105,13 +102,12 @@ class Capture:
         except FileNotFoundError as error:
             raise LinkError(f"cannot capture: {error.filename} is not installed") from error
 
-    def _await_start(self, point: _CapturePoint) -> None:
-        assert point.process is not None
-        assert point.process.stderr is not None
+    def _await_start(self, point: _CapturePoint, process: subprocess.Popen[str]) -> None:
+        assert process.stderr is not None
         messages = ""
         while "listening on" not in messages:
-            readable = wait_readable([point.process.stderr], START_TIMEOUT_S)
-            line = point.process.stderr.readline() if readable else ""
+            readable = wait_readable([process.stderr], START_TIMEOUT_S)
+            line = process.stderr.readline() if readable else ""
             if not line:
                 reason = messages.strip() or "tcpdump did not start"
                 raise LinkError(f"cannot capture link {point.link}: {reason}")
@@ -121,12 +117,10 @@ class Capture:
         missed: dict[tuple[str, str, str], int] = {}
         if self._points:
             time.sleep(FLUSH_S)
-        for point in self._points:
-            assert point.process is not None
-            point.process.send_signal(signal.SIGINT)
-        for point in self._points:
-            assert point.process is not None
-            _, messages = point.process.communicate(timeout=STOP_TIMEOUT_S)
+        for _, process in self._running:
+            process.send_signal(signal.SIGINT)
+        for point, process in self._running:
+            _, messages = process.communicate(timeout=STOP_TIMEOUT_S)
             dropped = re.search(r"(\d+) packets? dropped by kernel", messages)
             missed[point.link, point.direction, point.end] = int(dropped[1]) if dropped else 0
         if self._points:
@@ -143,12 +137,10 @@ class Capture:
                 self.records.append({**record, "missed": missed[link, direction, end]})
 
     def _discard(self) -> None:
-        for point in self._points:
-            if point.process is not None:
-                if point.process.poll() is None:
-                    point.process.terminate()
-                    wait_or_kill(point.process, 2.0)
-                close_pipes(point.process)
+        for _, process in self._running:
+            process.terminate()  # does nothing if it has ended
+            wait_or_kill(process, 2.0)
+            close_pipes(process)
         shutil.rmtree(self._scratch, ignore_errors=True)
 
 

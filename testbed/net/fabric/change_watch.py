@@ -7,12 +7,13 @@ import time
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
+from testbed.net.fabric.assembly import MachinePlacement
 from testbed.net.fabric.bridges import NIC
-from testbed.net.fabric.fingerprint import EVERYTHING, WatchedNamespace
+from testbed.net.fabric.fingerprint import EVERYTHING
+from testbed.net.fabric.namespace_setup import ROOT_NAME, NamespaceSettings, namespace_settings
 from testbed.net.fabric.namespaces import MachineOperations
-from testbed.net.fabric.open_vswitch import EdgeTables
+from testbed.net.fabric.open_vswitch import EdgeTable
 from testbed.net.fabric.plan import WAN_NODE, Plan
-from testbed.net.fabric.verify import ROOT_NAME, namespace_settings
 from testbed.net.links import LinkError
 from testbed.net.links.ingress import ingress_device
 
@@ -29,10 +30,8 @@ class ChangeWatch:
     """A fingerprint of a fabric that is compared with its state on each `look`; `changes` collects the differences.
 
     Args:
-        plan: The fabric's plan.
+        placement: The fabric's plan, and the machine of each node.
         pids: A process in each node.
-        here: The operations of this machine.
-        by_node: The machine of each node; nodes without an entry are on this machine.
         links: Links that events change; they are excluded.
         switches: Switches that events change; they are excluded.
         cards: Hosts whose NICs events change; they are excluded.
@@ -43,37 +42,37 @@ class ChangeWatch:
 
     def __init__(
         self,
-        plan: Plan,
+        placement: MachinePlacement,
         pids: Mapping[str, int],
-        here: MachineOperations,
-        by_node: Mapping[str, MachineOperations],
         links: Collection[str] = (),
         switches: Collection[str] = (),
         cards: Collection[str] = (),
     ) -> None:
+        plan = placement.plan
         self.changes: list[Change] = []
-        watched: dict[MachineOperations, list[WatchedNamespace]] = {here: []}
+        watched: dict[MachineOperations, list[NamespaceSettings]] = {placement.here: []}
         for settings in namespace_settings(plan, pids):
-            has_sockets = settings.interfaces == (NIC,) or settings.pid is None
-            namespace = WatchedNamespace(settings.name, settings.pid, settings.interfaces, has_sockets)
-            watched.setdefault(by_node.get(settings.name, here), []).append(namespace)
+            watched.setdefault(placement.operations(settings.name), []).append(settings)
         excluded = excluded_interfaces(plan, links, switches, cards)
         self._machines = list(watched)
-        self._tables: EdgeTables | None = None
+        self._tables: list[EdgeTable] = []
         with _wrap_os_errors():
             for operations, own in watched.items():
                 operations.watch(own, excluded)
             if not links and not switches:  # otherwise the controller may change rules
-                names = (plan.edge(building.name) for building in plan.topology.buildings)
-                self._tables = EdgeTables(
-                    (name, edge.bridge) for name, edge in zip(names, plan.edges, strict=True)
-                )
+                with contextlib.ExitStack() as stack:
+                    for edge in plan.edges:
+                        self._tables.append(EdgeTable(edge.name, edge.bridge))
+                        stack.callback(self._tables[-1].close)
+                    for table in self._tables:
+                        table.take()
+                    stack.pop_all()
 
     def close(self) -> None:
         """Stop watching the edges' tables; the rest ends with the namespaces."""
-        if self._tables is not None:
-            self._tables.close()
-            self._tables = None
+        for table in self._tables:
+            table.close()
+        self._tables = []
 
     def look(self, thorough: bool = False) -> None:
         """Record the changes since the last look; `thorough` includes the slow comparisons. LinkError on failure."""
@@ -81,8 +80,8 @@ class ChangeWatch:
         with _wrap_os_errors():
             for operations in self._machines:
                 self.changes += [Change(now_s, words) for words in operations.look(thorough)]
-            if self._tables is not None:
-                self.changes += [Change(now_s, words) for words in self._tables.look()]
+            for table in self._tables:
+                self.changes += [Change(now_s, words) for words in table.look()]
 
     @contextlib.contextmanager
     def own_change(self) -> Iterator[None]:
@@ -92,8 +91,8 @@ class ChangeWatch:
         with _wrap_os_errors():
             for operations in self._machines:
                 operations.take()
-            if self._tables is not None:
-                self._tables.take()
+            for table in self._tables:
+                table.take()
 
 
 @contextlib.contextmanager
@@ -141,15 +140,15 @@ def _link_interfaces(plan: Plan, links: Collection[str]) -> Iterator[tuple[str, 
 
 def _switch_interfaces(plan: Plan, switches: Collection[str]) -> Iterator[tuple[str, str]]:
     """Yield everything in the switches' namespaces and in the nodes that they are connected to."""
-    for building, edge in zip(plan.topology.buildings, plan.edges, strict=True):
-        if edge.local_interface is not None and building.core in switches:
+    for edge in plan.edges:
+        if edge.local_interface is not None and edge.building.core in switches:
             yield ROOT_NAME, edge.local_interface
-        if plan.edge(building.name) not in switches:
+        if edge.name not in switches:
             continue
         yield from ((ROOT_NAME, interface) for interface in edge.interfaces)
-        if not building.is_transit:
-            yield building.core, EVERYTHING
-        yield plan.probe(building.name), EVERYTHING
+        if not edge.building.is_transit:
+            yield edge.building.core, EVERYTHING
+        yield edge.probe, EVERYTHING
         yield from _link_interfaces(plan, [port.link.name for port in edge.wan])
     for cable in plan.cables:
         ends = {cable.a[0], cable.b[0]}

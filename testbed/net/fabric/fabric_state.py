@@ -78,8 +78,7 @@ class FabricState:
 
 def write_private(path: Path, text: str) -> None:
     """Write a file that only its owner may read."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w") as file:
+    with open(path, "w", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
         file.write(text)
 
 
@@ -214,11 +213,11 @@ def _delete_interfaces(prefix: str) -> list[str]:
     deadline = time.monotonic() + DELETE_WAIT_S
     with IPRoute() as ipr:
         while time.monotonic() < deadline:
-            remaining = {link.get_attr("IFLA_IFNAME"): link["index"] for link in ipr.get_links()}
-            remaining = {name: index for name, index in remaining.items() if name.startswith(prefix)}
+            links = [(link.get_attr("IFLA_IFNAME"), link["index"]) for link in ipr.get_links()]
+            remaining = [(name, index) for name, index in links if name.startswith(prefix)]
             if not remaining:
                 break
-            for name, index in remaining.items():
+            for name, index in remaining:
                 with contextlib.suppress(Exception):  # it may have gone with its peer's namespace
                     ipr.link("del", index=index)
                     removed[f"interface {name}"] = None
@@ -234,9 +233,8 @@ def mark_child_processes(fabric_id: str) -> Iterator[None]:
     try:
         yield
     finally:
-        if former is None:
-            del os.environ[ENVIRONMENT_MARK]
-        else:
+        del os.environ[ENVIRONMENT_MARK]
+        if former is not None:
             os.environ[ENVIRONMENT_MARK] = former
 
 
@@ -266,17 +264,21 @@ def select_fabric(
     """
     if name is not None:
         found = [state for state in states if name in (state.id, state.topology)]
-        if len(found) == 1:
-            return found[0]
-        if found:
+        if len(found) > 1:
             raise FabricError(f"several fabrics are called {name}, select one by its id: {_describe(found)}")
-        known = ", ".join(state.id for state in states) or "none"
-        raise FabricError(f"no fabric {name!r} is up; up: {known}")
+        if not found:
+            known = ", ".join(state.id for state in states) or "none"
+            raise FabricError(f"no fabric {name!r} is up; up: {known}")
+        return found[0]
     if not states:
         raise FabricError("no fabric is up; start one with: testbed up topologies/two-buildings.yaml")
     if len(states) == 1:
         return states[0]
-    found = [state for state in states if _contains(state, hosts, link)]
+    found = [
+        state
+        for state in states
+        if set(hosts) <= set(host_names(state)) and link in (None, *link_names(state))
+    ]
     if not found and hosts:
         every = sorted({name for state in states for name in host_names(state)})
         wanted = next((name for name in hosts if name not in every), " and ".join(hosts))
@@ -294,10 +296,6 @@ def host_names(state: FabricState) -> list[str]:
 def link_names(state: FabricState) -> list[str]:
     """Return the names of a fabric's WAN links, such as "east-west-0"."""
     return [entry["name"] for entry in state.details.get("wan", ())]
-
-
-def _contains(state: FabricState, hosts: Sequence[str], link: str | None) -> bool:
-    return set(hosts) <= set(host_names(state)) and (link is None or link in link_names(state))
 
 
 def _describe(states: Sequence[FabricState]) -> str:
@@ -318,7 +316,7 @@ def command_in_host(state: FabricState, host: str, command: Sequence[str], where
         FabricError: The caller is not root.
         ProgramNotFound: The program does not exist.
     """
-    check_host(host, [entry["name"] for entry in state.details["hosts"]], where)
+    check_host(host, host_names(state), where)
     need_root("entering a host")
     if shutil.which(command[0]) is None:
         raise ProgramNotFound(f"{command[0]}: command not found")

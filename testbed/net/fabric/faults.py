@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 from testbed.net.errors import LinkError
 from testbed.net.fabric.bridges import Cable, End, nic_cables, with_host_queue
 from testbed.net.fabric.network import Fabric
 from testbed.net.fabric.plan import Plan
-from testbed.net.links.ingress import IngressDelay, ingress_change_commands, verify_ingress_delays
+from testbed.net.links.ingress import ingress_change_commands, verify_ingress_delays
 from testbed.net.links.interfaces import read_interfaces, read_qdiscs, set_interfaces_up
 from testbed.net.links.netlink import Netlink
 from testbed.net.links.netns import network_namespace
@@ -44,142 +44,35 @@ class Condition:
 HEALTHY = Condition()
 
 
-class Faults:
-    """The fault injector of a fabric, which begins healthy.
-
-    A cut link drops everything at once. The edges at its ends see the carrier loss after the delays of the fabric's
-    `control`, in `apply_due`. They see that a link is dark only if `control.silence_s` is set.
-    """
-
-    def __init__(self, fabric: Fabric) -> None:
-        self._fabric = fabric
-        self._healthy = fabric.requested_directions()
-        self._carriers = CarrierDelay(self, fabric.control.carrier_down_s, fabric.control.carrier_up_s)
-        self._nics = HostNics(fabric.plan, fabric.pids)
-        self.condition = HEALTHY
-
-    @property
-    def due_s(self) -> float | None:
-        """The CLOCK_MONOTONIC time when switches see the next carrier change; None if none is pending."""
-        return self._carriers.due_s
-
-    def apply_due(self) -> None:
-        """Let switches see the carrier changes that are due; LinkError on failure."""
-        self._carriers.apply_due()
-
-    def flush(self) -> None:
-        """Let switches see all pending carrier changes now; LinkError on failure."""
-        self._carriers.flush()
-
-    def apply(self, wanted: Condition) -> None:
-        """Apply a condition, settings first, and read it back; LinkError on failure."""
-        fabric, former = self._fabric, self.condition
-        assert fabric.engine is not None
-        directions = {
-            key: replace(wanted.changed.get(key, healthy), classes=healthy.classes)
-            for key, healthy in self._healthy.items()
-            if wanted.changed.get(key) != former.changed.get(key)
-        }
-        if directions:
-            fabric.engine.change(directions)
-        self._nics.change({key: asked for key, asked in wanted.changed.items() if key not in self._healthy})
-        self.condition = wanted  # `set_carrier` uses it
-        before, after = self._cut(former), self._cut(wanted)
-        if fabric.control.silence_s is not None:  # missing hellos reveal a dark link whose carrier is up
-            silent = wanted.links_dark - former.links_dark - before - after
-            self._carriers.cut(sorted(silent), fabric.control.silence_s)
-            before, after = before | former.links_dark | silent, after | wanted.links_dark
-        self._carriers.cut(sorted(after - before))
-        self._carriers.restore(sorted(before - after))
-        self.blackhole(sorted(wanted.links_dark - former.links_dark - after))
-        for link in sorted(former.links_dark - wanted.links_dark - before - after):
-            if not self._carriers.is_down(link):
-                fabric.engine.set_carrier(link, True)
-        for switch in sorted((wanted.switches_down ^ former.switches_down) - self._edges):
-            self.set_carrier(switch, up=switch not in wanted.switches_down)
-        for host in sorted(wanted.cards_down ^ former.cards_down):
-            self._set_nic(host, up=host not in wanted.cards_down)
-
-    @property
-    def _edges(self) -> set[str]:
-        return {self._fabric.plan.edge(edge.building) for edge in self._fabric.plan.edges}
-
-    def _cut(self, condition: Condition) -> set[str]:
-        """Return the links that are cut, including those of edges that are down, and these edges."""
-        plan = self._fabric.plan
-        edges = condition.switches_down & self._edges
-        ends = {link.name: {plan.edge(link.a), plan.edge(link.b)} for link in plan.topology.wan}
-        return {*condition.links_down, *edges, *(name for name, own in ends.items() if own & edges)}
-
-    def blackhole(self, names: Collection[str]) -> None:
-        """Drop everything on links without a carrier change; edges are skipped, since their links are cut too."""
-        assert self._fabric.engine is not None
-        if links := [name for name in names if name not in self._edges]:
-            self._fabric.engine.blackhole(links)
-
-    def set_carrier(self, name: str, up: bool) -> None:
-        """Set the carrier of a link, or of all ports of a switch.
-
-        A link that comes up stays dark if it should be. A switch port stays down if the host's NIC is down.
-        """
-        fabric = self._fabric
-        assert fabric.engine is not None
-        if name not in fabric.topology.switches:
-            fabric.engine.set_carrier(name, up)
-            if up and name in self.condition.links_dark:
-                fabric.engine.blackhole([name])
-            return
-        node, interfaces = fabric.plan.switch_ports(name)
-        if up:
-            ports_down = self._nics.ports(self.condition.cards_down)
-            interfaces = tuple(port for port in interfaces if (node, port) not in ports_down)
-        set_interfaces_up(None if node is None else fabric.state.pids[node], interfaces, up)
-
-    def _set_nic(self, host: str, up: bool) -> None:
-        """Set the carrier of a host's NIC and of its switch port."""
-        cable = self._nics.cables[host]
-        if cable.needs_engine:
-            assert self._fabric.engine is not None
-            self._fabric.engine.set_carrier(cable.name, up)
-        elif cable.b[0] not in self.condition.switches_down:
-            set_interfaces_up(self._fabric.pids[cable.b[0]], [cable.b[1]], up)
-
-
-class CarrierControl(Protocol):
-    """The operations that `CarrierDelay` needs; names are the caller's."""
-
-    def blackhole(self, names: Collection[str]) -> None:
-        """Drop everything from now on, without a carrier change."""
-
-    def set_carrier(self, name: str, up: bool) -> None:
-        """Cut or restore, with a carrier change."""
-
-
-class CarrierDelay:
+class CarrierDelay(ABC):
     """A model of carrier detection: cuts act at once, but switches see them only after a delay.
 
     Call `apply_due` at `due_s` or later; there are no threads. If a link is restored before its cut was seen, the
     cut is never seen, though packets were lost. If it is cut again before its restoration was seen, it stays down.
 
     Args:
-        links: The operations on the links.
         down_s: Seconds until a cut is seen.
         up_s: Seconds until a restoration is seen.
         clock: The clock, in seconds.
     """
 
-    def __init__(
-        self, links: CarrierControl, down_s: float, up_s: float, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._links = links
+    def __init__(self, down_s: float, up_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._delay_s = {False: down_s, True: up_s}
         self._clock = clock
         self._down: set[str] = set()  # as the switches see it
         self._due: dict[str, tuple[float, bool]] = {}  # name -> (time when it is seen, whether it is then up)
 
+    @abstractmethod
+    def blackhole(self, names: Collection[str]) -> None:
+        """Drop everything from now on, without a carrier change."""
+
+    @abstractmethod
+    def set_carrier(self, name: str, up: bool) -> None:
+        """Cut or restore, with a carrier change."""
+
     @property
     def due_s(self) -> float | None:
-        """The time of the next visible change; None if none is pending."""
+        """The time when switches see the next change; None if none is pending."""
         return min((due_s for due_s, _ in self._due.values()), default=None)
 
     def is_down(self, name: str) -> bool:
@@ -194,7 +87,7 @@ class CarrierDelay:
         if delay_s and fresh:
             for name in fresh:
                 self._due[name] = self._clock() + delay_s, False
-            self._links.blackhole(fresh)
+            self.blackhole(fresh)
         else:
             for name in fresh:
                 self._show(name, up=False)
@@ -203,14 +96,14 @@ class CarrierDelay:
         """Restore links; where the cut was seen, traffic resumes only when the restoration is seen, too."""
         for name in names:
             if self._due.pop(name, None) is not None:
-                self._links.set_carrier(name, up=True)
+                self.set_carrier(name, up=True)
             elif name in self._down and self._delay_s[True]:
                 self._due[name] = self._clock() + self._delay_s[True], True
             elif name in self._down:
                 self._show(name, up=True)
 
     def _show(self, name: str, up: bool) -> None:
-        self._links.set_carrier(name, up)
+        self.set_carrier(name, up)
         (self._down.discard if up else self._down.add)(name)
 
     def apply_due(self) -> None:
@@ -225,6 +118,91 @@ class CarrierDelay:
         for name, (_, up) in self._due.items():
             self._show(name, up)
         self._due.clear()
+
+
+class Faults(CarrierDelay):
+    """The fault injector of a fabric, which begins healthy.
+
+    A cut link drops everything at once. The edges at its ends see the carrier loss after the delays of the fabric's
+    `control`, in `apply_due`. They see that a link is dark only if `control.silence_s` is set.
+    """
+
+    def __init__(self, fabric: Fabric) -> None:
+        super().__init__(fabric.control.carrier_down_s, fabric.control.carrier_up_s)
+        assert fabric.engine is not None
+        self._fabric, self._engine = fabric, fabric.engine
+        self._healthy = fabric.requested_directions()
+        self._nics = HostNics(fabric.plan, fabric.pids)
+        self.condition = HEALTHY
+
+    def apply(self, wanted: Condition) -> None:
+        """Apply a condition, settings first, and read it back; LinkError on failure."""
+        fabric, former = self._fabric, self.condition
+        directions = {
+            key: replace(wanted.changed.get(key, healthy), classes=healthy.classes)
+            for key, healthy in self._healthy.items()
+            if wanted.changed.get(key) != former.changed.get(key)
+        }
+        if directions:
+            self._engine.change(directions)
+        self._nics.change({key: asked for key, asked in wanted.changed.items() if key not in self._healthy})
+        self.condition = wanted  # `set_carrier` uses it
+        before, after = self._cut(former), self._cut(wanted)
+        if fabric.control.silence_s is not None:  # missing hellos reveal a dark link whose carrier is up
+            silent = wanted.links_dark - former.links_dark - before - after
+            self.cut(sorted(silent), fabric.control.silence_s)
+            before, after = before | former.links_dark | silent, after | wanted.links_dark
+        self.cut(sorted(after - before))
+        self.restore(sorted(before - after))
+        self.blackhole(sorted(wanted.links_dark - former.links_dark - after))
+        for link in sorted(former.links_dark - wanted.links_dark - before - after):
+            if not self.is_down(link):
+                self._engine.set_carrier(link, True)
+        for switch in sorted((wanted.switches_down ^ former.switches_down) - self._edges):
+            self.set_carrier(switch, up=switch not in wanted.switches_down)
+        for host in sorted(wanted.cards_down ^ former.cards_down):
+            self._set_nic(host, up=host not in wanted.cards_down)
+
+    @property
+    def _edges(self) -> set[str]:
+        return {edge.name for edge in self._fabric.plan.edges}
+
+    def _cut(self, condition: Condition) -> set[str]:
+        """Return the links that are cut, including those of edges that are down, and these edges."""
+        plan = self._fabric.plan
+        edges = condition.switches_down & self._edges
+        links = {port.link.name for edge in plan.edges if edge.name in edges for port in edge.wan}
+        return {*condition.links_down, *edges, *links}
+
+    def blackhole(self, names: Collection[str]) -> None:
+        """Drop everything on links without a carrier change; edges are skipped, since their links are cut too."""
+        if links := [name for name in names if name not in self._edges]:
+            self._engine.blackhole(links)
+
+    def set_carrier(self, name: str, up: bool) -> None:
+        """Set the carrier of a link, or of all ports of a switch.
+
+        A link that comes up stays dark if it should be. A switch port stays down if the host's NIC is down.
+        """
+        fabric = self._fabric
+        if name not in fabric.topology.switches:
+            self._engine.set_carrier(name, up)
+            if up and name in self.condition.links_dark:
+                self._engine.blackhole([name])
+            return
+        node, interfaces = fabric.plan.switch_ports(name)
+        if up:
+            ports_down = self._nics.ports(self.condition.cards_down)
+            interfaces = tuple(port for port in interfaces if (node, port) not in ports_down)
+        set_interfaces_up(None if node is None else fabric.state.pids[node], interfaces, up)
+
+    def _set_nic(self, host: str, up: bool) -> None:
+        """Set the carrier of a host's NIC and of its switch port."""
+        cable = self._nics.cables[host]
+        if cable.needs_engine:
+            self._engine.set_carrier(cable.name, up)
+        elif cable.b[0] not in self.condition.switches_down:
+            set_interfaces_up(self._fabric.pids[cable.b[0]], [cable.b[1]], up)
 
 
 class HostNics:
@@ -271,23 +249,18 @@ class HostNics:
                 f"{cable.name}: this link engine supports no delay or loss on a NIC without a delay"
             )
         if usual is not None:
-            delays = [_changed_delay(usual, direction) for direction in (wanted, now)]
+            delays = [
+                replace(usual, rate_bps=own.rate_bps, delay_s=own.delay_s, loss=own.loss)
+                for own in (wanted, now)
+            ]
             setups[receiver[0]].tc += ingress_change_commands(receiver[1], *delays)
         for node, setup in setups.items():
             setup.apply(self._pids[node])
-        self._verify(sender, shapes[0])
+        with network_namespace(self._pids[sender[0]]), Netlink() as netlink:
+            (index,) = (link.index for link in read_interfaces(netlink) if link.name == sender[1])
+            found = [one for one in read_qdiscs(netlink) if one.index == index]
+            verify_shapes(netlink, {sender[1]: shapes[0]}, mtu, {sender[1]: (index, found)})
         if usual is not None:
             with network_namespace(self._pids[receiver[0]]), Netlink() as netlink:
                 names = {link.index: link.name for link in read_interfaces(netlink)}
                 verify_ingress_delays(netlink, {receiver[1]: delays[0]}, names, read_qdiscs(netlink))
-
-    def _verify(self, sender: End, shape: Shape) -> None:
-        with network_namespace(self._pids[sender[0]]), Netlink() as netlink:
-            indexes = {link.name: link.index for link in read_interfaces(netlink)}
-            found = [one for one in read_qdiscs(netlink) if one.index == indexes[sender[1]]]
-            on = {sender[1]: (indexes[sender[1]], found)}
-            verify_shapes(netlink, {sender[1]: shape}, self._plan.topology.mtu, on)
-
-
-def _changed_delay(usual: IngressDelay, direction: Direction) -> IngressDelay:
-    return replace(usual, rate_bps=direction.rate_bps, delay_s=direction.delay_s, loss=direction.loss)

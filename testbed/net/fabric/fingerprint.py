@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import select
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
+from testbed.net.fabric.namespace_setup import NamespaceSettings
 from testbed.net.links import state_diff
 from testbed.net.links.namespace_state import OFFLOADS, Event, Key, NamespaceState, State, is_permanent
 from testbed.net.links.socket_table import SocketTable
@@ -21,35 +21,20 @@ HOSTS_PER_LOOK = 8  # hosts whose connections are compared on each look
 LOOKS_PER_ROUND = 10  # looks to compare all namespaces; all at once would take a twentieth of a short step
 
 
-@dataclass(frozen=True)
-class WatchedNamespace:
-    """A namespace to watch.
-
-    Attributes:
-        name: Its name.
-        pid: A process in it; None for the root namespace, in which only `interfaces` are watched.
-        interfaces: Its interfaces.
-        has_sockets: Whether it has connections, so that kernel parameters are also compared by value.
-    """
-
-    name: str
-    pid: int | None
-    interfaces: tuple[str, ...]
-    has_sockets: bool = False
-
-
 class Fingerprint:
     """The fingerprint of namespaces on this machine: call `take`, then `look` repeatedly, then `close`.
 
     Args:
-        watched: The namespaces.
+        watched: The namespaces; in the root namespace only the given interfaces are watched.
         excluded: (namespace, interface) pairs that scenario events may change; EVERYTHING for a whole namespace.
 
     Raises:
         OSError: The kernel's state cannot be read.
     """
 
-    def __init__(self, watched: Iterable[WatchedNamespace], excluded: Iterable[tuple[str, str]] = ()) -> None:
+    def __init__(
+        self, watched: Iterable[NamespaceSettings], excluded: Iterable[tuple[str, str]] = ()
+    ) -> None:
         self._excluded = frozenset(excluded)
         self._namespaces: dict[str, NamespaceState] = {}
         self._known: dict[str, State] = {}
@@ -135,9 +120,7 @@ class Fingerprint:
             now = namespace.read_offloads(key[1])
             if before == now:
                 words = self._words(name, namespace, (OFFLOADS, key[1]), "changed for a moment")
-        if new is not None and not is_permanent(key[0], new) and old is None:
-            return words
-        if new is None and old is None:
+        if old is None and (new is None or not is_permanent(key[0], new)):
             return words
         if old is not None and new is not None and not state_diff.differs(key, old, new):
             return words

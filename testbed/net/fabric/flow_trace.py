@@ -18,11 +18,11 @@ from typing import Any
 
 from testbed.errors import did_you_mean
 from testbed.net.errors import need_root
-from testbed.net.fabric.fabric_state import FabricState
+from testbed.net.fabric.fabric_state import FabricState, host_names
+from testbed.net.fabric.running_fabric import command_line_error
 from testbed.net.links.netns import network_namespace
 from testbed.net.links.packet_sockets import open_packet_socket, receive_stamped
 from testbed.processes import wait_readable
-from testbed.spec.errors import ConfigError, Problem
 
 SEND_INTERVAL_S = 0.02
 LAST_WAIT_S = 1.0  # more than any delay on Earth
@@ -85,12 +85,12 @@ class Trace:
 def check_trace(hosts: Sequence[str], source: str, target: str, flow: Flow) -> None:
     """Check the arguments of a trace; ConfigError, in terms of the command `probe`, if they are invalid."""
     if flow.protocol not in PROTOCOLS:
-        raise _config_error("--protocol", flow.protocol, " or ".join(PROTOCOLS))
+        raise command_line_error("--protocol", flow.protocol, " or ".join(PROTOCOLS))
     for argument, host in (("SOURCE", source), ("TARGET", target)):
         if host not in hosts:
-            raise _config_error(argument, host, f"a host: {did_you_mean(host, hosts)}")
+            raise command_line_error(argument, host, f"a host: {did_you_mean(host, hosts)}")
     if source == target:
-        raise _config_error("TARGET", target, "a host other than SOURCE")
+        raise command_line_error("TARGET", target, "a host other than SOURCE")
 
 
 def trace_flow(state: FabricState, source: str, target: str, flow: Flow, count: int) -> Trace:
@@ -107,7 +107,7 @@ def trace_flow(state: FabricState, source: str, target: str, flow: Flow, count: 
         ConfigError: The arguments are invalid.
         FabricError: The caller is not root.
     """
-    check_trace([host["name"] for host in state.details["hosts"]], source, target, flow)
+    check_trace(host_names(state), source, target, flow)
     need_root("probing")
     from scapy.layers.inet import IP, TCP, UDP  # noqa: PLC0415 (takes a second to load)
     from scapy.layers.l2 import Ether  # noqa: PLC0415
@@ -129,10 +129,6 @@ def trace_flow(state: FabricState, source: str, target: str, flow: Flow, count: 
             watch.collect(SEND_INTERVAL_S)
         watch.collect(LAST_WAIT_S, enough=count)
     return watch.trace
-
-
-def _config_error(field: str, value: str, expected: str) -> ConfigError:
-    return ConfigError([Problem("command line", None, field, value, expected)])
 
 
 class _PacketWatch:

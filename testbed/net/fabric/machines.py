@@ -1,35 +1,44 @@
 """Remote machines of a fabric: an agent on each, through SSH, as in Mininet's cluster edition.
 
-The agent (`python -m testbed.net.fabric.machine_agent`, as root through sudo) does on that machine what
-`MachineOperations` does on this one. Everything it makes is removed when it ends, and it ends with the SSH connection.
+The agent (`python -m testbed.net.fabric.machines`, as root through sudo) does on that machine what `MachineOperations`
+does on this one. Everything it makes is removed when it ends, and it ends with the SSH connection.
+
+A request is a line of JSON on its standard input, {"do": OPERATION, ...}. Its answer is a line on standard output,
+{"result": ...} or {"error": message, "kind": ...}. Between answers there are {"event": ...} lines with the output of
+programs that were started there.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
+import functools
+import inspect
 import json
 import os
 import shlex
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, get_type_hints
 
 import psutil
+from pydantic import TypeAdapter, validate_call
+from pydantic_core import to_json
 
 from testbed.net.errors import FabricError
-from testbed.net.fabric.fingerprint import WatchedNamespace
+from testbed.net.fabric.namespace_holder import mount_private_tmpfs
 from testbed.net.fabric.namespaces import MachineOperations
-from testbed.net.fabric.verify import NamespaceSettings
+from testbed.net.fabric.tunnel import TunnelSocket, serve
 from testbed.net.links import LinkError
-from testbed.net.links.interfaces import NodeCounts
-from testbed.net.links.setup import Setup
-from testbed.processes import close_pipes, wait_or_kill, wait_readable
+from testbed.net.links.netns import network_namespace
+from testbed.processes import close_pipes, set_parent_death_signal, wait_or_kill, wait_readable
 
 STOP_TIMEOUT_S, ANSWER_TIMEOUT_S = 5.0, 60.0
 SSH_OPTIONS = ("-q", "-oBatchMode=yes", "-oConnectTimeout=10", "-oServerAliveInterval=5")
@@ -49,7 +58,8 @@ def is_local(name: str) -> bool:
 class Machine(MachineOperations):
     """A remote machine, by its SSH destination: `name` or `user@name`.
 
-    The same Python and the same testbed must be installed there at the same paths.
+    The same Python and the same testbed must be installed there at the same paths. The agent carries out all
+    operations but `make_namespaces` and `stop` with the same arguments.
 
     Raises:
         FabricError: The machine cannot be reached.
@@ -67,7 +77,7 @@ class Machine(MachineOperations):
         try:
             self.address = socket.gethostbyname(self.name)
             self._process = subprocess.Popen(
-                self._command([sys.executable, "-m", "testbed.net.fabric.machine_agent"]),
+                self._command([sys.executable, "-m", "testbed.net.fabric.machines"]),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._stderr,
@@ -128,7 +138,7 @@ class Machine(MachineOperations):
         if process is None or process.stdin is None:
             raise FabricError(f"machine {self.name}: its agent was stopped")
         try:
-            process.stdin.write(json.dumps({"do": operation, **arguments}).encode() + b"\n")
+            process.stdin.write(to_json({"do": operation, **arguments}) + b"\n")
             process.stdin.flush()
         except OSError as error:
             raise FabricError(f"machine {self.name}: {self._exit_reason()}") from error
@@ -210,50 +220,6 @@ class Machine(MachineOperations):
         found: dict[str, int] = self.call("namespaces", texts=texts)
         return found
 
-    def veth(self, ends: list[dict[str, Any]]) -> None:
-        """See `MachineOperations`."""
-        self.call("veth", ends=ends)
-
-    def tunnel(self, interface: str, pid: int, number: int, near: str, far: str) -> None:
-        """See `MachineOperations`."""
-        self.call("tunnel", interface=interface, pid=pid, number=number, near=near, far=far)
-
-    def apply(self, setup: Setup, pid: int | None) -> None:
-        """See `MachineOperations`."""
-        self.call("apply", setup=dataclasses.asdict(setup), pid=pid)
-
-    def verify(self, settings: NamespaceSettings) -> None:
-        """See `MachineOperations`."""
-        self.call("verify", settings=dataclasses.asdict(settings))
-
-    def verify_offloads(self, settings: NamespaceSettings) -> None:
-        """See `MachineOperations`."""
-        self.call("verify_offloads", settings=dataclasses.asdict(settings))
-
-    def frames(self, interface: str, pid: int | None) -> tuple[int, int]:
-        """See `MachineOperations`."""
-        received, sent = self.call("frames", interface=interface, pid=pid)
-        return received, sent
-
-    def counts(self, pid: int | None, protocols: bool = False) -> NodeCounts:
-        """See `MachineOperations`."""
-        return NodeCounts.from_document(self.call("counts", pid=pid, protocols=protocols))
-
-    def watch(self, watched: Sequence[WatchedNamespace], excluded: Sequence[tuple[str, str]]) -> None:
-        """See `MachineOperations`."""
-        self.call(
-            "watch", watched=[dataclasses.asdict(namespace) for namespace in watched], excluded=list(excluded)
-        )
-
-    def look(self, thorough: bool) -> list[str]:
-        """See `MachineOperations`."""
-        found: list[str] = self.call("look", thorough=thorough)
-        return found
-
-    def take(self) -> None:
-        """See `MachineOperations`."""
-        self.call("take")
-
     def stop(self) -> None:
         """Stop the agent, which removes everything that it made; idempotent."""
         process, self._process = self._process, None
@@ -262,3 +228,161 @@ class Machine(MachineOperations):
         close_pipes(process)
         wait_or_kill(process, STOP_TIMEOUT_S)
         self._stderr.close()
+
+
+def _remote_operation(operation: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the method of `Machine` that calls a machine operation through the agent."""
+    signature = inspect.signature(operation)
+    result = TypeAdapter(get_type_hints(operation)["return"])
+
+    @functools.wraps(operation)
+    def call(self: Machine, *arguments: Any, **named: Any) -> Any:
+        given = signature.bind(None, *arguments, **named).arguments
+        del given["self"]
+        return result.validate_python(self.call(operation.__name__, **given))
+
+    return call
+
+
+for _name, _operation in vars(MachineOperations).items():
+    if not _name.startswith("_") and _name not in vars(Machine):
+        setattr(Machine, _name, _remote_operation(_operation))
+
+
+END_TIMEOUT_S = 3.0
+FOLDER = Path("/mnt")  # exists everywhere; a private tmpfs for the agent and its programs
+
+
+class Agent(MachineOperations):
+    """The agent: the operations of its machine, and those of programs, clocks and tunnels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        mount_private_tmpfs(str(FOLDER))
+        self.folder = FOLDER
+        self.offset_s = 0.0
+        self.programs: list[subprocess.Popen[str]] = []
+        self.tunnels: list[TunnelSocket] = []
+        self._send_lock = threading.Lock()
+
+    def send(self, **message: Any) -> None:
+        """Write one line of JSON; thread-safe."""
+        with self._send_lock:
+            print(to_json(message).decode(), flush=True)
+
+    def hello(self) -> dict[str, Any]:
+        """Return the folder for files and the number of CPU cores."""
+        return {"folder": str(self.folder), "cores": len(os.sched_getaffinity(0))}
+
+    def clock(self) -> float:
+        """Return this machine's CLOCK_MONOTONIC."""
+        return time.monotonic()
+
+    def shift(self, offset_s: float) -> None:
+        """Set the offset of CLOCK_MONOTONIC for programs started from now on, in seconds."""
+        self.offset_s = offset_s
+
+    def namespaces(self, texts: dict[str, str | None]) -> dict[str, int]:
+        """Create namespaces; `texts` has the content of each node's /etc/hosts."""
+        files: dict[str, Path | str | None] = dict.fromkeys(texts)
+        for number, (name, text) in enumerate(texts.items()):
+            if text is not None:
+                files[name] = self.folder / f"hosts-{number}"
+                Path(self.folder / f"hosts-{number}").write_text(text)
+        return self.make_namespaces(files)
+
+    def answer_tunnel(self, interface: str, pid: int, mtu: int) -> None:
+        """Start a thread that answers measurement frames from a tunnel."""
+        with network_namespace(pid):
+            end = TunnelSocket(interface, mtu)
+        self.tunnels.append(end)
+
+        def until_closed() -> None:
+            with contextlib.suppress(OSError, ValueError):
+                serve(end)
+
+        threading.Thread(target=until_closed, daemon=True).start()
+
+    def close_tunnels(self) -> None:
+        """Close the sockets of tunnel measurements."""
+        for end in self.tunnels:
+            end.close()
+        self.tunnels.clear()
+
+    def start(
+        self, module: str, arguments: list[str], environment: dict[str, str], document: str | None
+    ) -> int:
+        """Start `python -m MODULE` and return its process id.
+
+        It gets the line `document` on standard input; its output is sent as events.
+        """
+        program = subprocess.Popen(
+            [sys.executable, "-m", "testbed.net.links.clock_offset", str(self.offset_s), module, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, **environment},
+            text=True,
+        )
+        self.programs.append(program)
+        assert program.stdin is not None
+        if document is not None:
+            with contextlib.suppress(BrokenPipeError):
+                program.stdin.write(document + "\n")
+                program.stdin.flush()
+        threading.Thread(target=self._relay, args=(program,), daemon=True).start()
+        return program.pid
+
+    def _relay(self, program: subprocess.Popen[str]) -> None:
+        assert program.stdout is not None
+        with contextlib.suppress(ValueError, OSError):
+            for line in program.stdout:
+                self.send(event=line.rstrip("\n"), of=program.pid)
+            self.send(ended=program.wait(), of=program.pid)
+
+    def end(self, pid: int) -> None:
+        """Stop a program that `start` started."""
+        for program in [program for program in self.programs if program.pid == pid]:
+            _stop_program(program)
+            self.programs.remove(program)
+
+    def files(self) -> dict[str, str]:
+        """Return the JSON-lines files that programs have written into the folder, by name."""
+        return {path.name: path.read_text() for path in sorted(self.folder.glob("*.jsonl"))}
+
+    def stop(self) -> None:
+        """Stop all programs and remove all namespaces."""
+        for program in self.programs:
+            _stop_program(program)
+        self.close_tunnels()
+        super().stop()
+
+
+def _stop_program(program: subprocess.Popen[str]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        program.terminate()
+    wait_or_kill(program, END_TIMEOUT_S)
+    close_pipes(program)
+
+
+def main() -> None:
+    """Serve requests until the end of standard input."""
+    set_parent_death_signal(signal.SIGTERM)
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        signal.signal(number, lambda *_: sys.exit(0))
+    agent = Agent()
+    operation = functools.cache(lambda name: validate_call(getattr(agent, name)))
+    try:
+        for line in sys.stdin:
+            request = json.loads(line)
+            try:
+                agent.send(result=operation(request.pop("do"))(**request))
+            except LinkError as error:
+                agent.send(error=str(error), kind="LinkError")
+            except (FabricError, OSError) as error:
+                agent.send(error=str(error), kind="FabricError")
+    finally:
+        agent.stop()
+
+
+if __name__ == "__main__":
+    main()

@@ -6,22 +6,44 @@ import functools
 import json
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pyroute2 import IPRoute
 
 from testbed.net.errors import FabricError
-from testbed.net.fabric.fingerprint import Fingerprint, WatchedNamespace
-from testbed.net.fabric.verify import NamespaceSettings, verify, verify_offloads
-from testbed.net.links.interfaces import NodeCounts, read_interfaces, read_node_counts
+from testbed.net.fabric.fingerprint import Fingerprint
+from testbed.net.fabric.namespace_setup import NamespaceSettings
+from testbed.net.links import SettingMismatch
+from testbed.net.links.ingress import CUT_THROUGH_DEVICE, ingress_device, verify_ingress_delays
+from testbed.net.links.interfaces import (
+    NodeCounts,
+    Qdisc,
+    read_interfaces,
+    read_node_counts,
+    read_qdiscs,
+    read_route_rto_min_ms,
+)
 from testbed.net.links.netlink import Netlink
 from testbed.net.links.netns import empty_network_namespace, network_namespace
-from testbed.net.links.setup import Setup
+from testbed.net.links.setup import (
+    MAX_GSO_SEGMENTS,
+    Setup,
+    enabled_offloads,
+    read_sysctl,
+    supported_sysctls,
+)
+from testbed.net.links.shaping import qdisc_kinds
+from testbed.net.links.shaping_readback import verify_shapes
 from testbed.processes import close_pipes, wait_or_kill
 
 VXLAN_PORT = 4789
+STOP_TIMEOUT_S = 5.0
+# The qdiscs that the kernel gives an interface by default.
+_DEFAULT_KINDS = {"noqueue", "noop"}
+_MUST_BE_OFF = {"IFLA_BRPORT_LEARNING": 8, "IFLA_BRPORT_UNICAST_FLOOD": 9, "IFLA_BRPORT_MCAST_FLOOD": 27}
 
 
 class MachineOperations:
@@ -32,13 +54,29 @@ class MachineOperations:
     """
 
     def __init__(self) -> None:
-        self._namespaces: Namespaces | None = None
+        self._holder: subprocess.Popen[str] | None = None
         self._fingerprint: Fingerprint | None = None
 
     def make_namespaces(self, files: Mapping[str, Path | str | None]) -> dict[str, int]:
-        """Create namespaces for nodes, with an optional /etc/hosts file each; return a process id in each."""
-        self._namespaces = Namespaces(files)
-        return self._namespaces.pids
+        """Create a network and a mount namespace for each node; return a process id in each.
+
+        Args:
+            files: The /etc/hosts file of each node, by name; None for the machine's own.
+        """
+        self._holder = subprocess.Popen(
+            [sys.executable, "-m", "testbed.net.fabric.namespace_holder"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self._holder.stdin is not None
+        assert self._holder.stdout is not None
+        self._holder.stdin.write(json.dumps([file and str(file) for file in files.values()]) + "\n")
+        self._holder.stdin.flush()
+        answer = json.loads(self._holder.stdout.readline() or '{"error": "the holder process ended"}')
+        if "error" in answer:
+            raise FabricError(f"cannot create the nodes' namespaces: {answer['error']}")
+        return dict(zip(files, answer["pids"], strict=True))
 
     def veth(self, ends: list[dict[str, Any]]) -> None:
         """Create a veth pair; each end has `ifname`, `net_ns_pid` and optionally `address`."""
@@ -72,12 +110,48 @@ class MachineOperations:
         setup.apply(pid)
 
     def verify(self, settings: NamespaceSettings) -> None:
-        """Read a namespace's settings back and compare them."""
-        verify(settings)
+        """Read a namespace's settings back: rates and queues of NICs, MTUs, kernel parameters and bridge ports.
+
+        The link engine reads back the settings of WAN links itself.
+
+        Raises:
+            SettingMismatch: A setting is not as expected.
+            LinkError: The settings cannot be read.
+        """
+        with network_namespace(settings.pid), Netlink() as netlink:
+            links = {link.name: link for link in read_interfaces(netlink)}
+            names = {link.index: name for name, link in links.items()}
+            present = read_qdiscs(netlink)
+            on = {
+                name: (link.index, [discipline for discipline in present if discipline.index == link.index])
+                for name, link in links.items()
+            }
+            verify_shapes(netlink, settings.shapes, settings.mtu, on)
+            verify_ingress_delays(netlink, settings.ingress_delays, names, present)
+            _verify_disciplines(settings, names, present)
+            if settings.rto_min_ms is not None and settings.rto_min_ms not in read_route_rto_min_ms(netlink):
+                raise SettingMismatch(settings.name, "rto_min in ms", settings.rto_min_ms, "no such route")
+            for key, value in supported_sysctls(settings.sysctls).items():
+                if (found := read_sysctl(key)) != value:
+                    raise SettingMismatch(settings.name, key, value, found)
+        for interface in settings.interfaces:
+            link = links.get(interface)
+            where = f"{settings.name}: {interface}"
+            if link is None or link.mtu != settings.mtu:
+                raise SettingMismatch(where, "mtu", settings.mtu, link and link.mtu)
+            if link.gso_max_segs != MAX_GSO_SEGMENTS:
+                raise SettingMismatch(where, "gso_max_segs", MAX_GSO_SEGMENTS, link.gso_max_segs)
+            for flag, number in _MUST_BE_OFF.items() if settings.bridge else ():
+                state = link.bridge_port.get(number)
+                if state != b"\0":
+                    raise SettingMismatch(where, flag, 0, state and state[0])
 
     def verify_offloads(self, settings: NamespaceSettings) -> None:
-        """Read the interfaces' offloads back and check that they are off."""
-        verify_offloads(settings)
+        """Check that no interface passes on packets larger than those on the wire; SettingMismatch if one does."""
+        with network_namespace(settings.pid):
+            for interface in settings.interfaces:
+                if on := enabled_offloads(interface):
+                    raise SettingMismatch(f"{settings.name}: {interface}", on[0], "off", "on")
 
     def frames(self, interface: str, pid: int | None) -> tuple[int, int]:
         """Return (frames received, frames sent) by an interface in the namespaces of process `pid`."""
@@ -91,7 +165,7 @@ class MachineOperations:
         """Read the counters of all interfaces in the namespace of process `pid`, and optionally of its protocols."""
         return read_node_counts(pid, protocols)
 
-    def watch(self, watched: Sequence[WatchedNamespace], excluded: Sequence[tuple[str, str]]) -> None:
+    def watch(self, watched: Sequence[NamespaceSettings], excluded: Sequence[tuple[str, str]]) -> None:
         """Start watching these namespaces, in place of any earlier ones; see `Fingerprint`."""
         if self._fingerprint is not None:
             self._fingerprint.close()
@@ -113,9 +187,34 @@ class MachineOperations:
         if self._fingerprint is not None:
             self._fingerprint.close()
             self._fingerprint = None
-        if self._namespaces is not None:
-            self._namespaces.stop()
-            self._namespaces = None
+        if self._holder is not None:
+            close_pipes(self._holder)
+            wait_or_kill(self._holder, STOP_TIMEOUT_S)
+            self._holder = None
+
+
+def _verify_disciplines(
+    settings: NamespaceSettings, names: Mapping[int, str], present: Iterable[Qdisc]
+) -> None:
+    """Check that interfaces have exactly the expected qdiscs."""
+    asked: dict[str, set[str]] = defaultdict(set)
+    for interface, own in settings.engine_disciplines.items():
+        asked[interface].update(own)
+    for interface, shape in settings.shapes.items():
+        asked[interface].update(qdisc_kinds(shape))
+    for interface in settings.ingress_delays:
+        asked[interface].add("ingress")
+        asked |= {ingress_device(interface): {"netem"}, CUT_THROUGH_DEVICE: {"netem"}}
+    found: dict[str, set[str]] = defaultdict(set)
+    for discipline in present:
+        found[names.get(discipline.index, "")].add(discipline.kind)
+    for name in names.values():
+        if settings.pid is None and name not in settings.interfaces:
+            continue  # an interface of the machine
+        kinds = found[name] - _DEFAULT_KINDS
+        if kinds != asked[name]:
+            shown = [", ".join(sorted(own)) or "none" for own in (asked[name], kinds)]
+            raise SettingMismatch(f"{settings.name}: {name}", "queueing disciplines", *shown)
 
 
 @functools.cache
@@ -127,43 +226,3 @@ def _shared_netlink() -> IPRoute:
     """
     with empty_network_namespace():
         return IPRoute()
-
-
-STOP_TIMEOUT_S = 5.0
-
-
-class Namespaces:
-    """A network and a mount namespace for each node; `pids` has a process in each.
-
-    Args:
-        files: The /etc/hosts file of each node, by name; None for the machine's own.
-
-    Raises:
-        FabricError: The namespaces cannot be created.
-    """
-
-    def __init__(self, files: Mapping[str, Path | str | None]) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "testbed.net.fabric.namespace_holder"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        try:
-            self._process.stdin.write(json.dumps([file and str(file) for file in files.values()]) + "\n")
-            self._process.stdin.flush()
-            answer = json.loads(self._process.stdout.readline() or '{"error": "the holder process ended"}')
-        except BaseException:
-            self.stop()
-            raise
-        if "error" in answer:
-            self.stop()
-            raise FabricError(f"cannot create the nodes' namespaces: {answer['error']}")
-        self.pids: dict[str, int] = dict(zip(files, answer["pids"], strict=True))
-
-    def stop(self) -> None:
-        """Remove the namespaces and their interfaces; idempotent."""
-        close_pipes(self._process)
-        wait_or_kill(self._process, STOP_TIMEOUT_S)

@@ -9,7 +9,6 @@ import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from types import TracebackType
 from typing import Any
 
 from testbed.net.controller import ControllerError, ControllerProcess, Flow, PolicyChoice, View, compute
@@ -17,7 +16,7 @@ from testbed.net.controller.process import snapshot_of
 from testbed.net.errors import FabricError
 from testbed.net.fabric import namespace_setup
 from testbed.net.fabric import plan as planning
-from testbed.net.fabric.assembly import EdgeOptions, MachinePlacement, assemble
+from testbed.net.fabric.assembly import MachinePlacement, assemble
 from testbed.net.fabric.change_watch import ChangeWatch
 from testbed.net.fabric.fabric_state import (
     CONTROLLER_FILE,
@@ -30,12 +29,12 @@ from testbed.net.fabric.fabric_state import (
     write_private,
 )
 from testbed.net.fabric.machines import Machine
+from testbed.net.fabric.namespace_setup import namespace_settings
 from testbed.net.fabric.namespaces import MachineOperations
 from testbed.net.fabric.open_vswitch import large_receive_buffers
 from testbed.net.fabric.running_fabric import describe, engine_of, inspect
 from testbed.net.fabric.selftest import check_transfers, far_end_macs, measure_path_excess
 from testbed.net.fabric.tunnel import TunnelMeasurement
-from testbed.net.fabric.verify import namespace_settings
 from testbed.net.links import LinkEngine, LinkError
 from testbed.net.links.interfaces import NodeCounts
 from testbed.net.links.link_engine import compare_settings, requested_settings
@@ -52,6 +51,7 @@ CONTROLLER_TIMEOUT_S = 30.0
 PARALLEL_SETUPS = 4
 
 
+@dataclasses.dataclass(kw_only=True, eq=False)
 class Fabric:
     """A running network. Use it as a context manager, or call `up` and `down`.
 
@@ -73,44 +73,29 @@ class Fabric:
         events: Called with each event of the controller.
     """
 
-    def __init__(
-        self,
-        topology: Topology,
-        *,
-        policy: PolicyChoice | str = "shortest",
-        flows: Sequence[Flow] = (),
-        multipath: planning.Multipath | None = None,
-        link_engine: str = "userspace",
-        datapath: str = "netdev",
-        scale: Scale = UNSCALED,
-        seed: int = 1,
-        control: Control = INSTANT,
-        machines: Sequence[str] = (),
-        rdma: bool = False,
-        progress: Callable[[str], None] = lambda line: None,
-        events: Callable[[Mapping[str, Any]], None] = lambda event: None,
-    ) -> None:
-        self.topology = topology
-        self.policy = PolicyChoice(policy) if isinstance(policy, str) else policy
-        self.flows = tuple(flows)
-        self.multipath = multipath
-        self.link_engine = link_engine
-        self.datapath = datapath
-        self.scale = scale
-        self.seed = seed
-        self.control = control
-        self._progress = progress
-        self._events = events
+    topology: Topology = dataclasses.field(kw_only=False)
+    policy: PolicyChoice | str = "shortest"
+    flows: Sequence[Flow] = ()
+    multipath: planning.Multipath | None = None
+    link_engine: str = "userspace"
+    datapath: str = "netdev"
+    scale: Scale = UNSCALED
+    seed: int = 1
+    control: Control = INSTANT
+    machines: Sequence[str] = ()
+    rdma: bool = False
+    progress: Callable[[str], None] = lambda line: None
+    events: Callable[[Mapping[str, Any]], None] = lambda event: None
+
+    def __post_init__(self) -> None:
+        self._choice = PolicyChoice(self.policy) if isinstance(self.policy, str) else self.policy
         self._classes: tuple[QueueClass, ...] = ()
         self._state: FabricState | None = None
         self._plan: planning.Plan | None = None
         self.net: Any = None
         self.engine: LinkEngine | None = None
         self.controller: ControllerProcess | None = None
-        self.machines = tuple(machines)
-        self.rdma = rdma
         self.placement: MachinePlacement | None = None
-        self._operations_by_node: dict[str, MachineOperations] = {}
         self._watch: ChangeWatch | None = None
         self.tunnels: list[TunnelMeasurement] = []
         self.pids: dict[str, int] = {}  # a process in each node, valid on the node's machine
@@ -133,9 +118,7 @@ class Fabric:
         self.up()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *reason: object) -> None:
         self.down()
 
     def up(self) -> None:
@@ -154,7 +137,7 @@ class Fabric:
         if self.rdma and (reason := soft_roce_obstacle()):
             raise FabricError(f"soft-RoCE is not available here: {reason}; see docs/reference/rdma.md")
         self._state = register(self.topology.name)
-        self._plan = planning.make_plan(
+        self._plan = planning.Plan(
             self.topology,
             self._state.prefix,
             self.scale.time_dilation,
@@ -178,42 +161,40 @@ class Fabric:
             **describe(plan),
             "link_engine": self.link_engine,
             "datapath": self.datapath,
-            "policy": self.policy.name,
+            "policy": self._choice.name,
             "seed": self.seed,
             "scale": dataclasses.asdict(self.scale),
         }
         state.save()
-        self.placement = placement = MachinePlacement(self.topology, self.machines)
-        placement.check(plan)
-        self._operations_by_node = placement.by_node(plan)
-        self._progress(f"starting the controller with policy {self.policy.name.rpartition(':')[2]}")
+        self.placement = placement = MachinePlacement(plan, self.machines)
+        self.progress(f"starting the controller with policy {self._choice.name.rpartition(':')[2]}")
         self.controller = self._start_controller()
         hosts, buildings = len(plan.topology.hosts), len(plan.topology.populated)
-        self._progress(f"building {hosts} hosts in {buildings} buildings")
-        edge_options = EdgeOptions(self.datapath, f"tcp:127.0.0.1:{self.controller.port}")
-        self.net = assemble(plan, placement, edge_options, state.folder)
+        self.progress(f"building {hosts} hosts in {buildings} buildings")
+        controller = f"tcp:127.0.0.1:{self.controller.port}"
+        self.net = assemble(placement, self.datapath, controller, state.folder)
         self.pids = {node.name: node.pid for node in (*self.net.hosts, *self.net.switches)}
         state.pids = {
-            name: pid for name, pid in self.pids.items() if self._operations(name) is placement.here
+            name: pid for name, pid in self.pids.items() if placement.operations(name) is placement.here
         }
-        edges = {plan.edge(edge.building) for edge in plan.edges}  # in the root namespace
+        edges = {edge.name for edge in plan.edges}  # in the root namespace
         state.namespaces = namespace_cookies([pid for name, pid in state.pids.items() if name not in edges])
         state.save()
         if placement.machines:
             names = ", ".join(machine.name for machine in placement.machines)
-            self._progress(f"measuring the tunnels to {names}")
-            self.tunnels = placement.measure_tunnels(plan, self.pids)
+            self.progress(f"measuring the tunnels to {names}")
+            self.tunnels = placement.measure_tunnels(self.pids)
         self._configure()
         with large_receive_buffers(STATE_ROOT):
             self.net.start()
         # Start the engine after the switches: Open vSwitch removes the qdiscs of ports that it adds.
-        self._progress(f"starting the {self.link_engine} link engine on {len(plan.topology.wan)} WAN links")
+        self.progress(f"starting the {self.link_engine} link engine on {len(plan.topology.wan)} WAN links")
         self.engine = engine_of(self.state)  # before its start, so that `down` also stops a failed one
         self.engine.start()
         self.controller.wait_ready(CONTROLLER_TIMEOUT_S)
         self._verify()
         self._verify_offloads()
-        self._progress("testing TCP across every WAN link")
+        self.progress("testing TCP across every WAN link")
         check_transfers(plan, state.pids)
         self.engine.compensate(measure_path_excess(plan, state.pids), far_end_macs(plan))
         api = self.controller.api
@@ -223,12 +204,12 @@ class Fabric:
 
     def _start_controller(self) -> ControllerProcess:
         edges = self.plan.edge_ports()
-        compiled = compute(self.policy, View(self.topology, self.flows, seed=self.seed), edges)
+        compiled = compute(self._choice, View(self.topology, self.flows, seed=self.seed), edges)
         self._classes = compiled.classes
         snapshot = snapshot_of(
-            self.topology, edges, self.policy.to_data(), self.flows, self.seed, self.control
+            self.topology, edges, dataclasses.asdict(self._choice), self.flows, self.seed, self.control
         )
-        controller = ControllerProcess(compiled.rules, snapshot=snapshot, log=self._events)
+        controller = ControllerProcess(compiled.rules, snapshot=snapshot, log=self.events)
         controller.start()
         return controller
 
@@ -254,19 +235,14 @@ class Fabric:
 
     def _configure(self) -> None:
         plan, pids = self.plan, self.pids
-        probes = [
-            (plan.probe(edge.building), namespace_setup.probe_setup(plan, edge.building))
-            for edge in plan.edges
-        ]
+        probes = [(edge.probe, namespace_setup.probe_setup(plan, edge.building.name)) for edge in plan.edges]
         hosts = [(host.name, namespace_setup.host_setup(plan, host)) for host in self.topology.hosts]
         namespace_setup.edge_setup(plan).apply(None)
         namespace_setup.wan_setup(plan).apply(pids[planning.WAN_NODE])
-        assert self.placement is not None
-        here = self.placement.here
         for name, setup in hosts:
-            if (operations := self._operations(name)) is not here:
-                operations.apply(setup, pids[name])
-        local = [(name, setup) for name, setup in (*probes, *hosts) if self._operations(name) is here]
+            if machine := self.machine_of(name):
+                machine.apply(setup, pids[name])
+        local = [(name, setup) for name, setup in (*probes, *hosts) if not self.machine_of(name)]
         if os.cpu_count() == 1:  # as in a guest, where threads do not help
             for name, setup in local:
                 setup.apply(pids[name])
@@ -278,12 +254,11 @@ class Fabric:
 
     def _operations(self, node: str) -> MachineOperations:
         assert self.placement is not None
-        return self._operations_by_node.get(node, self.placement.here)
+        return self.placement.operations(node)
 
     def machine_of(self, node: str) -> Machine | None:
         """Return the remote machine of a node; None if it is on this machine."""
-        operations = self._operations(node)
-        return operations if isinstance(operations, Machine) else None
+        return self.placement.machine_of(node) if self.placement else None
 
     @property
     def other_machines(self) -> Sequence[Machine]:
@@ -292,7 +267,7 @@ class Fabric:
 
     def tunnel_frames(self) -> dict[str, tuple[int, int]]:
         """Return (frames sent, frames received) of each tunnel so far, by building."""
-        return self.placement.tunnel_frames(self.plan, self.pids) if self.placement else {}
+        return self.placement.tunnel_frames(self.pids) if self.placement else {}
 
     def counts(self, of_hosts: bool = True) -> dict[str, NodeCounts]:
         """Read the interface counters of building switches and, if `of_hosts`, of hosts with their protocols."""
@@ -324,7 +299,7 @@ class Fabric:
 
     def probe_pids(self) -> dict[str, int]:
         """Return the process id of each building's probe node."""
-        return {edge.building: self.state.pids[self.plan.probe(edge.building)] for edge in self.plan.edges}
+        return {edge.building.name: self.state.pids[edge.probe] for edge in self.plan.edges}
 
     def watch(
         self, links: Collection[str] = (), switches: Collection[str] = (), cards: Collection[str] = ()
@@ -332,9 +307,7 @@ class Fabric:
         """Start watching for changes, except of these links, switches and hosts' NICs; LinkError on failure."""
         assert self.placement is not None
         with mark_child_processes(self.state.id):
-            self._watch = ChangeWatch(
-                self.plan, self.pids, self.placement.here, self._operations_by_node, links, switches, cards
-            )
+            self._watch = ChangeWatch(self.placement, self.pids, links, switches, cards)
         return self._watch
 
     def changed_offloads(self) -> str | None:
@@ -354,15 +327,11 @@ class Fabric:
 
     def failure(self) -> str | None:
         """Return a message if a part of the fabric has failed; None otherwise. A dead controller is restarted first."""
-        if self.engine is not None and (words := self.engine.failure()):
+        if self.engine and (words := self.engine.failure()):
             return words
-        if (
-            self.controller is not None
-            and not self.controller.restart()
-            and (words := self.controller.failure())
-        ):
+        if self.controller and not self.controller.restart() and (words := self.controller.failure()):
             return f"the controller: {words}"
-        if self.placement is not None and (words := self.placement.failure()):
+        if self.placement and (words := self.placement.failure()):
             return words
         for name, pid in self.state.pids.items():
             if process_start_ticks(pid) is None:
@@ -374,22 +343,21 @@ class Fabric:
         if self._state is None:
             return
         with defer_signals():
-            if self._watch is not None:
+            if self._watch:
                 self._watch.close()
-                self._watch = None
-            if self.engine is not None:
+            if self.engine:
                 self.engine.stop()
-            if self.controller is not None:
+            if self.controller:
                 self.controller.stop()
-            if self.net is not None:
-                # Mininet's shells end only by SIGHUP; their namespaces end with them.
-                for node in (*self.net.hosts, *self.net.switches):
-                    with contextlib.suppress(OSError):
-                        node.terminate()
-            if self.placement is not None:
+            # Mininet's shells end only by SIGHUP; their namespaces end with them.
+            for node in (*self.net.hosts, *self.net.switches) if self.net else ():
+                with contextlib.suppress(OSError):
+                    node.terminate()
+            if self.placement:
                 self.placement.stop()
             clean(self._state)
-            self._state = self._plan = self.net = self.engine = self.controller = self.placement = None
+            self._state = self._plan = self._watch = None
+            self.net = self.engine = self.controller = self.placement = None
 
 
 def _mismatch(check: Callable[[], None]) -> str | None:

@@ -12,7 +12,7 @@ import re
 import socket
 import struct
 import subprocess
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from testbed.processes import close_pipes, wait_or_kill
@@ -160,35 +160,6 @@ def _entries(data: bytes) -> Iterator[bytes]:
         length = struct.unpack_from(">H", data, at)[0]
         yield data[at : at + length]
         at += length
-
-
-class EdgeTables:
-    """The tables of several edges, given as (name, bridge). Methods raise OSError."""
-
-    def __init__(self, edges: Iterable[tuple[str, str]]) -> None:
-        self._tables: list[EdgeTable] = []
-        try:
-            for name, bridge in edges:
-                self._tables.append(EdgeTable(name, bridge))
-            self.take()
-        except BaseException:
-            self.close()
-            raise
-
-    def take(self) -> None:
-        """Take the current state as the reference."""
-        for table in self._tables:
-            table.take()
-
-    def look(self) -> list[str]:
-        """Return descriptions of the changes since the last look."""
-        return [words for table in self._tables for words in table.look()]
-
-    def close(self) -> None:
-        """Close all tables."""
-        for table in self._tables:
-            table.close()
-        self._tables = []
 
 
 DEFAULT_RECEIVE_BUFFER = Path("/proc/sys/net/core/rmem_default")

@@ -21,6 +21,7 @@ from testbed.net.fabric.bridges import Bridge, Cable, End, bridges, cables
 from testbed.net.links.ingress import IngressDelay
 from testbed.net.links.link_engine import LinkWire
 from testbed.net.links.shaping import Shape
+from testbed.spec.buildings import Building
 from testbed.spec.links import WanLink
 from testbed.spec.topology import Topology
 
@@ -59,12 +60,22 @@ class EdgePlan:
     `local_interface` is the port to the building's core; it is None for a transit site.
     """
 
-    building: str
+    building: Building
     bridge: str
     dpid: int
     local_interface: str | None
     probe_interface: str
     wan: tuple[WanPort, ...]
+
+    @property
+    def name(self) -> str:
+        """The switch's name in the topology."""
+        return self.building.edge
+
+    @property
+    def probe(self) -> str:
+        """The name of its probe node."""
+        return probe_node(self.building.name)
 
     @property
     def interfaces(self) -> tuple[str, ...]:
@@ -81,11 +92,13 @@ class EdgePlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything to be built for a topology under a name prefix; `rdma`: whether hosts have a soft-RoCE device."""
+    """Everything to be built for a topology; `rdma`: whether hosts have a soft-RoCE device.
+
+    Names in the root namespace begin with `prefix` and fit in 15 characters.
+    """
 
     topology: Topology
     prefix: str
-    edges: tuple[EdgePlan, ...]
     time_dilation: float = 1.0
     multipath: Multipath | None = None
     link_engine: str = "userspace"
@@ -95,6 +108,25 @@ class Plan:
     def rto_min_ms(self) -> int:
         """TCP's minimum retransmission timeout: Linux's, times the time dilation."""
         return round(LINUX_RTO_MIN_MS * self.time_dilation)
+
+    @cached_property
+    def edges(self) -> tuple[EdgePlan, ...]:
+        """All edge switches, in the order of their buildings."""
+        return tuple(self._edge(building) for building in self.topology.buildings)
+
+    def _edge(self, building: Building) -> EdgePlan:
+        bridge = f"{self.prefix}e{building.index}"
+        wan: list[WanPort] = []
+        for index, link in enumerate(self.topology.wan):
+            for side, (here, there, _) in zip("ab", link.directions, strict=True):
+                if here == building.name:
+                    port = FIRST_WAN_PORT + len(wan)
+                    names = f"{bridge}p{port}", f"w{index}{side}"
+                    wan.append(WanPort(link, index, side, here, there, *names, port))
+        local_interface = None if building.is_transit else f"{bridge}p{LOCAL_PORT}"
+        return EdgePlan(
+            building, bridge, building.index + 1, local_interface, f"{bridge}p{PROBE_PORT}", tuple(wan)
+        )
 
     @cached_property
     def bridges(self) -> tuple[Bridge, ...]:
@@ -122,17 +154,9 @@ class Plan:
         """Return the ingress delays of a node's interfaces."""
         return {interface: delay for (name, interface), delay in self.ingress_delays.items() if name == node}
 
-    def edge(self, building: str) -> str:
-        """Return the name of a building's edge switch."""
-        return self.topology.building(building).edge
-
     def rdma_device(self, host: str) -> str:
         """Return the name of a host's soft-RoCE device."""
         return f"rxe_{host}"
-
-    def probe(self, building: str) -> str:
-        """Return the name of a building's probe node."""
-        return f"{building}-probe"
 
     def probe_mac(self, building: str) -> str:
         """Return the Ethernet address of a building's probe node."""
@@ -140,8 +164,8 @@ class Plan:
 
     def switch_ports(self, switch: str) -> tuple[str | None, tuple[str, ...]]:
         """Return a switch's node (None for the root namespace) and interfaces."""
-        for building, edge in zip(self.topology.buildings, self.edges, strict=True):
-            if switch == self.edge(building.name):
+        for edge in self.edges:
+            if switch == edge.name:
                 return None, edge.interfaces
         (bridge,) = (bridge for bridge in self.bridges if bridge.name == switch)
         return switch, tuple(port.interface for port in bridge.ports)
@@ -155,7 +179,7 @@ class Plan:
         """Return the edges' ports for the controller."""
         return [
             EdgePorts(
-                building=edge.building,
+                building=edge.building.name,
                 dpid=edge.dpid,
                 local=None if edge.local_interface is None else LOCAL_PORT,
                 probe=PROBE_PORT,
@@ -183,43 +207,6 @@ class Plan:
         return wires
 
 
-def make_plan(
-    topology: Topology,
-    prefix: str,
-    time_dilation: float = 1.0,
-    multipath: Multipath | None = None,
-    link_engine: str = "userspace",
-    rdma: bool = False,
-) -> Plan:
-    """Assign all names and ports. Names in the root namespace begin with `prefix` and fit in 15 characters."""
-    edges = []
-    for building in topology.buildings:
-        bridge = f"{prefix}e{building.index}"
-        ports: list[WanPort] = []
-        for index, link in enumerate(topology.wan):
-            for side, here, there in (("a", link.a, link.b), ("b", link.b, link.a)):
-                if here == building.name:
-                    number = FIRST_WAN_PORT + len(ports)
-                    ports.append(
-                        WanPort(
-                            link,
-                            index,
-                            side,
-                            here,
-                            there,
-                            edge_interface=f"{bridge}p{number}",
-                            wan_interface=f"w{index}{side}",
-                            port=number,
-                        )
-                    )
-        edges.append(
-            EdgePlan(
-                building.name,
-                bridge,
-                dpid=building.index + 1,
-                local_interface=None if building.is_transit else f"{bridge}p{LOCAL_PORT}",
-                probe_interface=f"{bridge}p{PROBE_PORT}",
-                wan=tuple(ports),
-            )
-        )
-    return Plan(topology, prefix, tuple(edges), time_dilation, multipath, link_engine, rdma)
+def probe_node(building: str) -> str:
+    """Return the name of a building's probe node."""
+    return f"{building}-probe"

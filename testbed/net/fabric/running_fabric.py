@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,7 @@ from testbed.net.links.interfaces import read_interfaces
 from testbed.net.links.link_engine import (
     LinkEngine,
     classes_from_json,
-    direction_to_json,
     wire_from_json,
-    wire_to_json,
 )
 from testbed.net.links.netem import NetemEngine
 from testbed.net.links.netlink import Netlink
@@ -53,7 +51,7 @@ def describe(plan: Plan) -> dict[str, Any]:
         "wan": [
             {"a": link.a, "b": link.b, "plane": link.plane, "name": link.name} for link in plan.topology.wan
         ],
-        "wires": [wire_to_json(wire) for wire in plan.wires()],
+        "wires": [asdict(wire) for wire in plan.wires()],
         "mtu": plan.topology.mtu,
     }
 
@@ -73,7 +71,7 @@ def change_links(state: FabricState, directions: Mapping[tuple[str, str], Direct
     for wire in state.details["wires"]:
         # Save them for later readers: the kernel does not return the jitter's distribution.
         changed = {which: directions[name, which] for name, which in directions if name == wire["name"]}
-        wire |= {which: direction_to_json(direction) for which, direction in changed.items()}
+        wire |= {which: asdict(direction) for which, direction in changed.items()}
     state.save()
 
 
@@ -81,21 +79,20 @@ def inspect(state: FabricState) -> dict[str, Any]:
     """Return buildings, hosts and WAN links with every setting as read back now; LinkError if a part is gone."""
     engine = engine_of(state)
     settings = engine.settings()
-    wan = []
-    for link in state.details["wan"]:
-        entry: dict[str, Any] = {key: link[key] for key in ("name", "a", "b", "plane")}
-        for which in ("a_to_b", "b_to_a"):
-            entry[which] = direction_to_json(settings[link["name"], which])
-        wan.append(entry)
-    copied = ("link_engine", "datapath", "policy", "scale", "mtu")
+    wan = [
+        {
+            **{key: link[key] for key in ("name", "a", "b", "plane")},
+            **{which: asdict(settings[link["name"], which]) for which in DIRECTIONS},
+        }
+        for link in state.details["wan"]
+    ]
+    copied = ("link_engine", "datapath", "policy", "scale", "mtu", "buildings", "hosts")
     return {
         "id": state.id,
         "topology": state.topology,
         "phase": state.phase,
         "failure": state.failure,
         **{key: state.details[key] for key in copied},
-        "buildings": state.details["buildings"],
-        "hosts": state.details["hosts"],
         "wan": wan,
         "seeded": engine.is_seeded(),
     }
@@ -128,50 +125,36 @@ class FabricCounters:
     backlog_drops: int
 
 
-class CounterReader:
-    """A reader of a running fabric's counters; use it as a context manager."""
+def read_counters(plan: Plan, netlink: Netlink) -> FabricCounters:
+    """Read all counters; LinkError or KeyError if a part is gone.
 
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
-        self._root = Netlink()
-        self._ends = {(port.link_index, port.side): port for port in plan.wan_ports}
-
-    def __enter__(self) -> CounterReader:
-        return self
-
-    def __exit__(self, *reason: object) -> None:
-        self._root.close()
-
-    def read(self) -> FabricCounters:
-        """Read all counters; LinkError or KeyError if a part is gone."""
-        plan = self._plan
-        stats = {
-            link.name: link
-            for link in read_interfaces(self._root, statistics=True)
-            if link.name.startswith(plan.prefix)
-        }
-        wan = []
-        for index, link in enumerate(plan.topology.wan):
-            for direction, near, far in (("a_to_b", "a", "b"), ("b_to_a", "b", "a")):
-                start, end = self._ends[index, near], self._ends[index, far]
-                wan.append(
-                    WanCounters(
-                        link.a,
-                        link.b,
-                        link.plane,
-                        direction,
-                        entered_packets=stats[start.edge_interface].tx_packets,
-                        arrived_packets=stats[end.edge_interface].rx_packets,
-                    )
-                )
-        edges = {
-            edge.building: (
-                sum(stats[name].rx_packets for name in edge.interfaces),
-                sum(stats[name].tx_packets for name in edge.interfaces),
-            )
-            for edge in plan.edges
-        }
-        return FabricCounters(tuple(wan), edges, backlog_drops())
+    Args:
+        plan: The fabric's plan.
+        netlink: A socket in the root namespace.
+    """
+    ends = {(port.link_index, port.side): port for port in plan.wan_ports}
+    stats = {
+        link.name: link
+        for link in read_interfaces(netlink, statistics=True)
+        if link.name.startswith(plan.prefix)
+    }
+    wan = [
+        WanCounters(
+            *(link.a, link.b, link.plane, direction),
+            entered_packets=stats[ends[index, near].edge_interface].tx_packets,
+            arrived_packets=stats[ends[index, far].edge_interface].rx_packets,
+        )
+        for index, link in enumerate(plan.topology.wan)
+        for direction, near, far in (("a_to_b", "a", "b"), ("b_to_a", "b", "a"))
+    ]
+    edges = {
+        edge.building.name: (
+            sum(stats[name].rx_packets for name in edge.interfaces),
+            sum(stats[name].tx_packets for name in edge.interfaces),
+        )
+        for edge in plan.edges
+    }
+    return FabricCounters(tuple(wan), edges, backlog_drops())
 
 
 def backlog_drops() -> int:
@@ -229,10 +212,10 @@ def changed_directions(
         ConfigError: The link or direction does not exist, or jitter exceeds the delay.
     """
     if direction not in (*DIRECTIONS, None):
-        raise _config_error("--direction", str(direction), " or ".join(DIRECTIONS))
+        raise command_line_error("--direction", str(direction), " or ".join(DIRECTIONS))
     names = sorted({name for name, _ in now})
     if link not in (ALL, *names):
-        raise _config_error("LINK", link, f"all, or a link: {did_you_mean(link, names)}")
+        raise command_line_error("LINK", link, f"all, or a link: {did_you_mean(link, names)}")
     changed = {
         where: change_direction(figures, changes, mtu, scale)
         for where, figures in now.items()
@@ -316,5 +299,6 @@ def _document(source: str, data: dict[str, Any], assignments: Iterable[str]) -> 
     return document
 
 
-def _config_error(field: str, value: str, expected: str) -> ConfigError:
+def command_line_error(field: str, value: str, expected: str) -> ConfigError:
+    """Return the error about an option or argument of a command."""
     return ConfigError([Problem(COMMAND_LINE, None, field, value, expected)])

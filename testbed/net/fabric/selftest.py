@@ -19,7 +19,7 @@ import time
 from dataclasses import dataclass
 
 from testbed.net.errors import FabricError
-from testbed.net.fabric.plan import Plan
+from testbed.net.fabric.plan import Plan, probe_node
 from testbed.net.links import network_namespace
 from testbed.net.links.packet_sockets import measure_one_way_delays, probe_transmission_s
 from testbed.spec.topology import probe_address
@@ -58,8 +58,8 @@ def check_transfers(plan: Plan, pids: dict[str, int]) -> None:
     """
     ends = []
     for index, link in enumerate(plan.topology.wan):
-        a = (plan.probe(link.a), probe_address(index, "a"))
-        b = (plan.probe(link.b), probe_address(index, "b"))
+        a = (probe_node(link.a), probe_address(index, "a"))
+        b = (probe_node(link.b), probe_address(index, "b"))
         ends += [(f"link {link.name} a to b", a, b), (f"link {link.name} b to a", b, a)]
     hosts = [building.hosts[0] for building in plan.topology.populated]
     first = [(host.name, host.ip) for host in hosts if host.name in pids]
@@ -84,8 +84,8 @@ def measure_path_excess(plan: Plan, pids: dict[str, int]) -> dict[tuple[str, str
     """
     excess = {}
     for index, link in enumerate(plan.topology.wan):
-        a = (pids[plan.probe(link.a)], probe_address(index, "a"))
-        b = (pids[plan.probe(link.b)], probe_address(index, "b"))
+        a = (pids[probe_node(link.a)], probe_address(index, "a"))
+        b = (pids[probe_node(link.b)], probe_address(index, "b"))
         for direction, here, there in (("a_to_b", a, b), ("b_to_a", b, a)):
             times = measure_one_way_delays(here, there, EXCESS_PACKETS, EXCESS_PAUSE_S)
             if times:  # a link that loses everything has none; the probes will report it
@@ -101,8 +101,9 @@ def far_end_macs(plan: Plan) -> dict[tuple[str, str], list[str]]:
         building.name: [plan.probe_mac(building.name), *(host.mac for host in building.hosts)]
         for building in plan.topology.buildings
     }
-    both = {(link.name, "a_to_b"): at[link.b] for link in plan.topology.wan}
-    return both | {(link.name, "b_to_a"): at[link.a] for link in plan.topology.wan}
+    ends = [((link.name, "a_to_b"), link.b) for link in plan.topology.wan]
+    ends += [((link.name, "b_to_a"), link.a) for link in plan.topology.wan]
+    return {where: at[building] for where, building in ends}
 
 
 def _open(

@@ -9,28 +9,63 @@ Bandwidth borrowed from idle classes counts against the limit of a class, not ag
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
-from testbed.spec.link_direction import QueueClass
+from testbed.spec.link_direction import Pause, QueueClass
 
 MAX_FRAME_BYTES = 9_100
 MIN_WEIGHT = 0.01
 ROUNDING_TOLERANCE_BYTES = 1e-3
 
 
-class IngressAccount(Protocol):
-    """Accounting of the queued frames that came in by one link."""
+PauseSignal = Callable[[float, bool], None]
+"""Called with a moment in nanoseconds and whether to pause (True) or resume (False) the sender."""
+
+
+class PauseIngress:
+    """The buffer in which a switch holds the frames of one incoming link, and the pauses that it sends.
+
+    Args:
+        pause: The thresholds.
+        signal: Called to pause or resume the sender.
+        extra_bytes: Room beyond the buffer for the bytes that arrive because a pause took effect late.
+    """
+
+    def __init__(self, pause: Pause, signal: PauseSignal, extra_bytes: int = 0) -> None:
+        self.set_limits(pause, extra_bytes)
+        self._signal = signal
+        self.held_bytes = self.peak_bytes = 0
+        self.pauses = self.dropped = 0
+        self.is_pausing = False
+
+    def set_limits(self, pause: Pause, extra_bytes: int = 0) -> None:
+        """Set the thresholds for the frames that arrive and leave from now on."""
+        self.pause = pause
+        self._room_bytes = pause.buffer_bytes + extra_bytes
 
     def admit(self, size: int) -> bool:
         """Return whether the buffer has room for a frame of `size` bytes; otherwise count it as dropped."""
+        has_room = self.held_bytes + size <= self._room_bytes
+        self.dropped += not has_room
+        return has_room
 
     def on_enqueue(self, size: int, at_ns: float) -> None:
-        """Count a frame that was queued."""
+        """Count a frame that entered one of the switch's queues; pause the sender above the threshold."""
+        self.held_bytes += size
+        self.peak_bytes = max(self.peak_bytes, self.held_bytes)
+        if self.held_bytes > self.pause.xoff_bytes and not self.is_pausing:
+            self.is_pausing = True
+            self.pauses += 1
+            self._signal(at_ns, True)
 
     def on_dequeue(self, size: int, at_ns: float) -> None:
-        """Count a frame that left the switch."""
+        """Count a frame whose last bit has left the switch; resume the sender below the threshold."""
+        self.held_bytes -= size
+        if self.is_pausing and self.held_bytes <= self.pause.xon_bytes:
+            self.is_pausing = False
+            self._signal(at_ns, False)
 
 
 T = TypeVar("T")
@@ -43,7 +78,7 @@ class QueuedItem(Generic[T]):
     arrival: float
     size: int
     frame: T
-    origin: IngressAccount | None = None
+    origin: PauseIngress | None = None
 
 
 class _TokenBucket:
@@ -118,10 +153,6 @@ class ClassQueues(Generic[T]):
 
     def __len__(self) -> int:
         return self.packets
-
-    def class_of_dscp(self, dscp: int) -> int:
-        """Return the number of the class that a DSCP belongs to."""
-        return self._by_dscp[dscp]
 
     def enqueue(self, number: int, item: QueuedItem[T]) -> int | None:
         """Queue an item in a class.
@@ -231,14 +262,14 @@ class Scheduler(ClassQueues[bytes]):
     def class_of(self, frame: bytes) -> int:
         """Return the number of the class that a frame belongs to, by its DSCP."""
         ipv4 = frame[12:14] == b"\x08\x00" and len(frame) >= 34
-        return self.class_of_dscp(frame[15] >> 2) if ipv4 else self.default
+        return self._by_dscp[frame[15] >> 2] if ipv4 else self.default
 
     def backlog_bytes(self, frame: bytes) -> int:
         """Return the bytes queued in the class that a frame belongs to."""
         return self.queues[self.class_of(frame)].size
 
     def enqueue_frame(
-        self, frame: bytes, arrival_ns: float, origin: IngressAccount | None = None
+        self, frame: bytes, arrival_ns: float, origin: PauseIngress | None = None
     ) -> int | None:
         """Queue a frame in its class; see `enqueue`."""
         return self.enqueue(self.class_of(frame), QueuedItem(arrival_ns, len(frame), frame, origin))

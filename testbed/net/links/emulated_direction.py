@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Collection
 
-from testbed.net.links.class_scheduler import IngressAccount, Scheduler
+from testbed.net.links.class_scheduler import PauseIngress, Scheduler
 from testbed.net.links.impairments import Impairments
 from testbed.net.links.link_engine import DirectionStats
 from testbed.spec.link_direction import Direction, QueueClass
@@ -95,7 +95,7 @@ class EmulatedDirection:
     def _next_departure_ns(self, scheduler: Scheduler) -> float | None:
         return scheduler.next_departure(self._free_ns)
 
-    def _origin(self, frame: bytes) -> IngressAccount | None:
+    def _origin(self, frame: bytes) -> PauseIngress | None:
         return None
 
     @property
@@ -208,14 +208,13 @@ class EmulatedDirection:
         return full
 
     def _propagate_impaired(self, frame: bytes, sent_ns: int, lead_ns: int) -> None:
-        impairments = self._impairments
-        if impairments.draw_loss():
+        passage = self._impairments.draw(frame)
+        if passage is None:
             return
-        frame = impairments.corrupt(frame)
-        overtakes, twice = impairments.draw_reorder(), impairments.draw_duplicate()
-        delay_ns = max(0, self._delay_ns + impairments.draw_jitter_ns() - lead_ns)
-        for _ in range(1 + twice):
-            if overtakes:
+        frame = passage.frame
+        delay_ns = max(0, self._delay_ns + passage.jitter_ns - lead_ns)
+        for _ in range(passage.copies):
+            if passage.overtakes:
                 self._overtaking.append((sent_ns, frame))
                 self._held_bytes += len(frame)
             else:
@@ -298,9 +297,8 @@ class EmulatedDirection:
             overrun=impairments.overrun,
             held=len(self._waiting) + len(self._overtaking) + queued,
             marked=impairments.marked,
-            duplicated=impairments.duplicated,
-            reordered=impairments.reordered,
-            corrupted=impairments.corrupted,
+            duplicated=impairments.faults["duplicate"],
+            faults=dict(impairments.faults),
             cut=impairments.cut,
             queue_bytes=queue_bytes,
             queue_peak_bytes=round(self._queue_peak_bytes),

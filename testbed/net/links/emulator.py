@@ -26,7 +26,7 @@ from typing import Any
 
 from testbed.clock import clock_here
 from testbed.net.links.emulated_direction import EmulatedDirection
-from testbed.net.links.link_engine import direction_from_json, direction_to_json
+from testbed.net.links.link_engine import direction_from_json
 from testbed.net.links.packet_sockets import (
     ANCILLARY_BYTES,
     SO_RCVBUFFORCE,
@@ -185,7 +185,7 @@ class Emulator:
             if request["operation"] == "stats":
                 shown = dataclasses.asdict(direction.stats(time.monotonic_ns()))
             else:
-                shown = direction_to_json(direction.settings)
+                shown = dataclasses.asdict(direction.settings)
             links.setdefault(name, {})[which] = shown
         return {"time_s": time.monotonic(), "links": links}
 

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 from testbed.net.errors import LinkError, SettingMismatch
 from testbed.net.links.netlink import (
@@ -134,24 +133,28 @@ def read_qdiscs(netlink: Netlink) -> list[Qdisc]:
     return found
 
 
-def netem_rate(options: bytes) -> int:
-    """Return the rate of a netem with these options in bytes per second; 0 if it has none."""
-    attrs = dict(parse_attributes(options, _NETEM_BYTES))
-    return int(_WIDE.unpack(attrs[8])[0]) if 8 in attrs else _number(attrs.get(6))
+@dataclass(frozen=True)
+class NetemOptions:
+    """Some options of a netem: rate in bytes per second (0: none), delay, share of packets lost at random, seed.
 
+    Linux before 6.6 does not report the seed.
+    """
 
-def netem_delay_and_loss(options: bytes) -> tuple[float, float]:
-    """Return the delay in seconds and the share of packets lost at random of a netem with these options."""
-    _, _, loss = _NETEM_HEAD.unpack_from(options)
-    attrs = dict(parse_attributes(options, _NETEM_BYTES))
-    (delay_ns,) = _WIDE.unpack(attrs[10]) if 10 in attrs else (0,)  # TCA_NETEM_LATENCY64
-    return delay_ns / 1e9, loss / 0xFFFFFFFF
+    rate: int
+    delay_s: float
+    loss: float
+    seed: int | None
 
-
-def netem_seed(options: bytes) -> int | None:
-    """Return the seed of a netem with these options; None before Linux 6.6, which does not report it."""
-    attrs = dict(parse_attributes(options, _NETEM_BYTES))
-    return int(_WIDE.unpack(attrs[14])[0]) if 14 in attrs else None  # TCA_NETEM_PRNG_SEED
+    @classmethod
+    def parse(cls, options: bytes) -> NetemOptions:
+        """Parse the raw options of a qdisc."""
+        loss = _NETEM_HEAD.unpack_from(options)[2]
+        attrs = dict(parse_attributes(options, _NETEM_BYTES))
+        # TCA_NETEM_RATE64, TCA_NETEM_LATENCY64, TCA_NETEM_PRNG_SEED
+        rate, delay_ns, seed = (_WIDE.unpack(attrs[key])[0] if key in attrs else None for key in (8, 10, 14))
+        return cls(
+            _number(attrs.get(6)) if rate is None else rate, (delay_ns or 0) / 1e9, loss / 0xFFFFFFFF, seed
+        )
 
 
 def read_htb_classes(netlink: Netlink, index: int) -> dict[int, HtbClass]:
@@ -269,13 +272,6 @@ class NodeCounts:
         protocols = replace(self.protocols, out_packets=self.protocols.out_packets + packets)
         return replace(self, protocols=protocols)
 
-    @classmethod
-    def from_document(cls, document: Mapping[str, Any]) -> NodeCounts:
-        """Convert the JSON form of `dataclasses.asdict` back."""
-        ports = {name: PortCounts(**entry) for name, entry in document["ports"].items()}
-        protocols = document["protocols"]
-        return cls(ports, protocols and ProtocolCounts(**protocols))
-
 
 def read_node_counts(pid: int | None, protocols: bool = False) -> NodeCounts:
     """Read the counters of the network namespace of process `pid` (None: the current one).
@@ -338,10 +334,10 @@ def set_interfaces_up(pid: int | None, names: Iterable[str], up: bool) -> None:
                     MESSAGE_STRUCTS[LINK].pack(0, 0, link.index, _IFF_UP * up, _IFF_UP),
                     f"{link.name} {state}",
                 )
-                for link in _find_interfaces(netlink, asked)
+                for link in find_interfaces(netlink, asked)
             ]
         )
-        for link in _find_interfaces(netlink, asked):
+        for link in find_interfaces(netlink, asked):
             if link.up != up:
                 raise SettingMismatch(link.name, "state", state, "up" if link.up else "down")
 
@@ -361,16 +357,17 @@ def isolate_bridge_ports(netlink: Netlink, names: Iterable[str], isolated: bool)
                 *(_SET_LINK, 0, MESSAGE_STRUCTS[LINK].pack(_AF_BRIDGE, 0, link.index, 0, 0) + flag),
                 f"{link.name} isolated: {isolated}",
             )
-            for link in _find_interfaces(netlink, asked)
+            for link in find_interfaces(netlink, asked)
         ]
     )
-    for link in _find_interfaces(netlink, asked):
+    for link in find_interfaces(netlink, asked):
         found = link.bridge_port.get(_ISOLATED)
         if found is None or bool(found[0]) != isolated:
             raise SettingMismatch(link.name, "isolated", str(isolated), str(not isolated))
 
 
-def _find_interfaces(netlink: Netlink, names: Iterable[str]) -> list[Interface]:
+def find_interfaces(netlink: Netlink, names: Iterable[str]) -> list[Interface]:
+    """Read these interfaces. Raises LinkError if one does not exist."""
     known = {link.name: link for link in read_interfaces(netlink)}
     for name in names:
         if name not in known:

@@ -8,11 +8,18 @@ other impairments.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Protocol
 
 from testbed.net.errors import SettingMismatch
-from testbed.spec.link_direction import Direction, LossBursts, Pause, QueueClass
+from testbed.spec.link_direction import (
+    LINK_PROPERTIES,
+    Direction,
+    Form,
+    LossBursts,
+    Pause,
+    QueueClass,
+)
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -43,13 +50,8 @@ class LinkWire:
     switch_b: str | None = None
 
 
-def direction_to_json(direction: Direction) -> dict[str, Any]:
-    """Convert a direction to plain data for JSON."""
-    return asdict(direction)
-
-
 def direction_from_json(data: Mapping[str, Any]) -> Direction:
-    """Convert the result of `direction_to_json` back."""
+    """Convert a direction back from the JSON form of `dataclasses.asdict`."""
     bursts = data.get("loss_bursts")
     pause = data.get("pause")
     parts = {
@@ -65,13 +67,8 @@ def classes_from_json(data: Iterable[Mapping[str, Any]]) -> tuple[QueueClass, ..
     return tuple(QueueClass(**{**entry, "dscps": tuple(entry["dscps"])}) for entry in data)
 
 
-def wire_to_json(wire: LinkWire) -> dict[str, Any]:
-    """Convert a wire to plain data for JSON."""
-    return asdict(wire)
-
-
 def wire_from_json(data: Mapping[str, Any]) -> LinkWire:
-    """Convert the result of `wire_to_json` back."""
+    """Convert a wire back from the JSON form of `dataclasses.asdict`."""
     directions = {direction: direction_from_json(data[direction]) for direction in ("a_to_b", "b_to_a")}
     return LinkWire(**{**data, **directions})
 
@@ -89,7 +86,8 @@ class DirectionStats:
     does not know the value.
 
     - `lost`: lost at random. `cut`: lost because the link was cut. `dropped`: by the full queue. `overrun`: lost for
-      lack of other buffers or of CPU time. `duplicated`: extra copies. `held`: still in flight.
+      lack of other buffers or of CPU time. `duplicated`: extra copies. `held`: still in flight. `faults`: packets with
+      each kind of fault, by the name of its link property.
     - `crossed_packets`: entered the WAN namespace. `sent_bytes`: have left the queue.
     - `queue_bytes`: in the queue now; `queue_peak_bytes`: its maximum. `queue_counts[i]`: arrivals that found less than
       (i + 1) / len(queue_counts) of the queue's limit in use.
@@ -110,8 +108,7 @@ class DirectionStats:
     held: int
     marked: int
     duplicated: int
-    reordered: int | None = None
-    corrupted: int | None = None
+    faults: Mapping[str, int] = field(default_factory=dict)
     cut: int = 0
     queue_bytes: int = 0
     queue_peak_bytes: int | None = None
@@ -209,9 +206,10 @@ class LinkEngine(Protocol):
 
 
 # Rounding in the kernel: it stores whole bytes per second and shares in units of 2^-32; tc truncates to microseconds.
-TOLERANCES = {"rate_bps": 8.0, "delay_s": 1.5e-6, "jitter_s": 1.5e-6}
+TIME_TOLERANCE_S = 1.5e-6
 SHARE_TOLERANCE = 1e-6
-RATE_TOLERANCE = 1e-6
+_TOLERANCES: Mapping[Form, float] = {"rate": 8.0, "delay": TIME_TOLERANCE_S, "duration": TIME_TOLERANCE_S}
+_RATE_TOLERANCE = 1e-6  # relative
 
 
 def requested_settings(wires: Iterable[LinkWire]) -> dict[tuple[str, str], Direction]:
@@ -242,6 +240,7 @@ def _is_close(name: str, wanted: object, seen: object) -> bool:
             for each in fields(LossBursts)
         )
     if isinstance(wanted, float) and isinstance(seen, float):
-        tolerance = TOLERANCES.get(name, SHARE_TOLERANCE)
-        return abs(wanted - seen) <= max(tolerance, RATE_TOLERANCE * wanted if name == "rate_bps" else 0.0)
+        form = LINK_PROPERTIES[name].form if name in LINK_PROPERTIES else "share"
+        tolerance = _TOLERANCES.get(form, SHARE_TOLERANCE)
+        return abs(wanted - seen) <= max(tolerance, _RATE_TOLERANCE * wanted if form == "rate" else 0.0)
     return wanted == seen

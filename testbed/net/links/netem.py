@@ -28,9 +28,9 @@ from testbed.net.links.ingress import (
 )
 from testbed.net.links.interfaces import (
     Interface,
+    NetemOptions,
     Qdisc,
     isolate_bridge_ports,
-    netem_seed,
     read_interfaces,
     read_qdiscs,
     set_interfaces_up,
@@ -48,13 +48,14 @@ from testbed.net.links.netns import network_namespace, run_script
 from testbed.net.links.setup import Setup
 from testbed.net.links.shaping import Shape, shape_commands
 from testbed.net.links.shaping_readback import (
+    QueueCounters,
     match_requested_classes,
     parse_dscp_filters,
     read_counters,
     read_shape,
     verify_classes,
 )
-from testbed.spec.link_direction import Direction, LossBursts
+from testbed.spec.link_direction import PACKET_FAULTS, Direction, LossBursts
 
 SMALLEST_FRAME_BYTES = 64
 TC_H_ROOT = 0xFFFFFFFF
@@ -70,16 +71,6 @@ class _DirectionPorts:
     shaper: str
     node: str | None  # the node in whose namespace the shaper is
     cut_through_to: str | None  # the network whose frames get no serialisation delay
-
-
-@dataclass(frozen=True)
-class _Counts:
-    """The counters of one netem: packets and bytes sent, packets lost, packets held."""
-
-    out: int = 0
-    out_bytes: int = 0
-    lost: int = 0
-    held: int = 0
 
 
 class NetemEngine:
@@ -105,7 +96,7 @@ class NetemEngine:
         self._duplicating = {key for key, direction in self._asked.items() if direction.duplicate}
         self._blackholed: set[str] = set()  # names of links that `blackhole` has cut
         self._ever_cut: set[str] = set()  # names of links
-        self._removed_counts: dict[tuple[str, str], _Counts] = {}  # of netems that were replaced
+        self._removed: dict[tuple[str, str], list[Qdisc]] = defaultdict(list)  # netems that were replaced
         self._netlinks: dict[int | None, Netlink] = {}  # by a process in the namespace
 
     def _directions(self) -> Iterator[_DirectionPorts]:
@@ -183,9 +174,7 @@ class NetemEngine:
             words.append("loss gemodel " + " ".join(map(_percent, shares)))
         elif asked.loss:
             words.append(f"loss random {_percent(asked.loss)}")
-        for kind in ("duplicate", "corrupt", "reorder"):
-            if share := getattr(asked, kind):
-                words.append(f"{kind} {_percent(share)}")
+        words += [f"{kind} {_percent(share)}" for kind, share in asked.faults.items()]
         words.append(f"seed {self._seed_of(key)}")
         return " ".join(words)
 
@@ -247,7 +236,8 @@ class NetemEngine:
         for ports in (ports for ports in self._directions() if ports.key[0] in links):
             body = MESSAGE_STRUCTS[QDISC].pack(0, indexes[ports.exit], 0, TC_H_ROOT, 0)
             netlink.execute([Request(QDISC + 1, 0, body, f"delete netem of {ports.exit}")])
-            self._removed_counts[ports.key] = self._counts(ports, netems)
+            netem = self._netem_on(ports.exit, ports, netems)
+            self._removed[ports.key].append(replace(netem, waiting_packets=0, waiting_bytes=0))
             setup.tc.append(
                 f"qdisc add dev {ports.exit} root {self._netem(ports.key, self._asked[ports.key])}"
             )
@@ -269,7 +259,10 @@ class NetemEngine:
             SettingMismatch: A netem has another seed than it was given.
         """
         netems = self._netems(read_interfaces(self._netlink(self._pid)))
-        seeds = {ports.key: netem_seed(self._netem_on(ports, netems).options) for ports in self._directions()}
+        seeds = {
+            ports.key: NetemOptions.parse(self._netem_on(ports.exit, ports, netems).options).seed
+            for ports in self._directions()
+        }
         if None in seeds.values():
             return False
         for key, seed in seeds.items():
@@ -308,14 +301,13 @@ class NetemEngine:
         }
         directions = {}
         for ports in self._directions():
-            shaper, netem = counters[ports.node][ports.shaper], self._counts(ports, netems)
-            if (ingress := netems.get(ingress_device(ports.entry))) is None:
-                raise LinkError(
-                    f"link {' '.join(ports.key)}: netem was removed from {ingress_device(ports.entry)}"
-                )
-            held = netem.held + ingress.waiting_packets
+            shaper = counters[ports.node][ports.shaper]
+            in_force = self._netem_on(ports.exit, ports, netems)
+            netem = QueueCounters.sum_of([*self._removed[ports.key], in_force])
+            ingress = self._netem_on(ingress_device(ports.entry), ports, netems)
+            held = netem.waiting_packets + ingress.waiting_packets
             arrived = received[ports.entry]
-            missing = arrived - netem.out - netem.lost - held
+            missing = arrived - netem.sent_packets - netem.dropped_packets - held
             duplicated = max(0, -missing) if ports.key in self._duplicating else 0
             cut = max(0, missing) if ports.key[0] in self._ever_cut else 0
             directions[ports.key] = DirectionStats(
@@ -323,9 +315,9 @@ class NetemEngine:
                 in_bytes=shaper.sent_bytes + shaper.waiting_bytes,
                 crossed_packets=arrived,
                 sent_bytes=shaper.sent_bytes,
-                out_packets=netem.out,
-                out_bytes=netem.out_bytes,
-                lost=netem.lost,
+                out_packets=netem.sent_packets,
+                out_bytes=netem.sent_bytes,
+                lost=netem.dropped_packets,
                 dropped=shaper.dropped_packets,
                 overrun=0,
                 held=held + shaper.waiting_packets,
@@ -342,21 +334,10 @@ class NetemEngine:
         found = read_qdiscs(self._netlink(self._pid))
         return {names[one.index]: one for one in found if one.kind == "netem"}
 
-    def _counts(self, ports: _DirectionPorts, netems: Mapping[str, Qdisc]) -> _Counts:
-        """Return the counts of a direction, including those of its replaced netems."""
-        netem = self._netem_on(ports, netems)
-        before = self._removed_counts.get(ports.key, _Counts())
-        return _Counts(
-            before.out + netem.sent_packets,
-            before.out_bytes + netem.sent_bytes,
-            before.lost + netem.dropped_packets,
-            netem.waiting_packets,
-        )
-
     @staticmethod
-    def _netem_on(ports: _DirectionPorts, netems: Mapping[str, Qdisc]) -> Qdisc:
-        if (netem := netems.get(ports.exit)) is None:
-            raise LinkError(f"link {' '.join(ports.key)}: netem was removed from {ports.exit}")
+    def _netem_on(interface: str, ports: _DirectionPorts, netems: Mapping[str, Qdisc]) -> Qdisc:
+        if (netem := netems.get(interface)) is None:
+            raise LinkError(f"link {' '.join(ports.key)}: netem was removed from {interface}")
         return netem
 
     def failure(self) -> str | None:
@@ -381,6 +362,7 @@ def _direction(options: Mapping[str, Any], shape: Shape) -> Direction:
     def share(kind: str, name: str) -> float:
         return float(options.get(kind, {}).get(name, 0.0))
 
+    faults: dict[str, Any] = {kind: share(kind, kind) for kind in PACKET_FAULTS}
     return Direction(
         shape.rate_bps,
         float(delay.get("delay", 0.0)),
@@ -391,7 +373,5 @@ def _direction(options: Mapping[str, Any], shape: Shape) -> Direction:
         ecn_bytes=shape.ecn_bytes,
         jitter_correlation=float(delay.get("correlation", 0.0)),
         loss_bursts=LossBursts(bursts["p"], bursts["r"], bursts["1-h"], bursts["1-k"]) if bursts else None,
-        duplicate=share("duplicate", "duplicate"),
-        reorder=share("reorder", "reorder"),
-        corrupt=share("corrupt", "corrupt"),
+        **faults,
     )

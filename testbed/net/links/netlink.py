@@ -11,7 +11,7 @@ import errno
 import os
 import socket
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from testbed.net.errors import LinkError
@@ -193,13 +193,3 @@ class Netlink:
                     if failed:
                         raise LinkError(f"failed: {failed[0]}")
                     return
-
-
-def interface_indexes(found: Iterable[bytes]) -> dict[str, int]:
-    """Return the indexes of interfaces by name, from a dump of LINK."""
-    return {
-        dict(parse_attributes(message, 16))[3].rstrip(b"\0").decode(): MESSAGE_STRUCTS[LINK].unpack_from(
-            message
-        )[2]
-        for message in found
-    }

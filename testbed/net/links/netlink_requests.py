@@ -28,13 +28,12 @@ from testbed.net.links.netlink import (
     NEIGHBOUR,
     QDISC,
     REPLACE,
-    Netlink,
     Request,
     encode_attribute,
     encode_nested,
     encode_string,
-    interface_indexes,
 )
+from testbed.spec.link_direction import PACKET_FAULTS
 
 _ADD = CREATE | EXCLUSIVE
 _UP = 1  # IFF_UP
@@ -59,33 +58,10 @@ _DISTRIBUTION_FOLDERS = ("usr/lib/tc", "usr/lib/*/tc", "usr/lib64/tc", "usr/shar
 _UINT32_MAX = 0xFFFFFFFF  # a higher rate needs a 64-bit attribute
 _MATCHALL_REDIRECT = ["matchall", "action", "mirred", "egress", "redirect"]
 _NEW_QDISC = {"add": _ADD, "replace": CREATE | REPLACE, "change": 0}
-_NETEM_OPTIONS = ["limit", "delay", "distribution", "loss", "duplicate", "corrupt", "reorder", "rate", "seed"]
+_NETEM_OPTIONS = ["limit", "delay", "distribution", "loss", *PACKET_FAULTS, "rate", "seed"]
 
 Words = Sequence[str]
 IndexLookup = Callable[[str], int]
-
-
-class InterfaceIndexes:
-    """A cached lookup of interface indexes by name, in the namespace of a socket.
-
-    Args:
-        netlink: The socket.
-        flush: Called before the indexes are read from the kernel, to execute the pending requests.
-    """
-
-    def __init__(self, netlink: Netlink, flush: Callable[[], None]) -> None:
-        self._netlink = netlink
-        self._flush = flush
-        self._known: Mapping[str, int] = {}
-
-    def __call__(self, name: str) -> int:
-        """Return the index of an interface; 0, which the kernel refuses, if it does not exist."""
-        if name not in self._known:
-            self._flush()
-            self._known = interface_indexes(
-                self._netlink.dump(LINK, MESSAGE_STRUCTS[LINK].pack(0, 0, 0, 0, 0))
-            )
-        return self._known.get(name, 0)
 
 
 def encode_command(program: str, command: str, index: IndexLookup) -> Request | None:
@@ -205,18 +181,26 @@ def _group_by_keyword(words: Words, names: Container[str]) -> dict[str, list[str
     return found
 
 
-def _netem(options: Mapping[str, Words]) -> bytes | None:
+def _netem(options: Mapping[str, Words]) -> bytes:
     """Encode netem's options, with times in nanoseconds: tc 6.1 truncates them to microseconds and ticks of 64 ns.
 
     The seed makes all random impairments repeatable, even if the installed tc does not know it. Kernels before Linux
     6.6 ignore it.
     """
-    if options[""] or "limit" not in options:
-        return None
-    lost, delayed = _netem_loss(options.get("loss")), _netem_delay(options.get("delay"))
-    if lost is None or delayed is None:
-        return None
-    parts = [*delayed, *lost[1]]
+    delay, (model, *shares) = options.get("delay", ()), options.get("loss", ("random", "0%"))
+    parts = [  # latency and jitter
+        encode_attribute(number, _WIDE.pack(round(float(word.removesuffix("us")) * 1000)))
+        for number, word in zip((10, 11), delay, strict=False)
+    ]
+    if len(delay) > 2:
+        parts.append(encode_attribute(1, _NETEM_CORRELATIONS.pack(_share(delay[2]), 0, 0)))
+    loss = 0
+    if model == "gemodel":
+        enter, leave, bad, good = map(_share, shares)
+        bursts = _NETEM_BURSTS.pack(enter, leave, _UINT32_MAX - bad, good)
+        parts.append(encode_nested(5, encode_attribute(2, bursts)))
+    else:
+        loss = _share(shares[0])
     if rate := int(options.get("rate", ["0"])[0].removesuffix("bps")):
         if rate > _UINT32_MAX:
             parts.append(encode_attribute(8, _WIDE.pack(rate)))
@@ -225,44 +209,14 @@ def _netem(options: Mapping[str, Words]) -> bytes | None:
         parts.append(encode_attribute(2, _distribution(options["distribution"][0])))
     if "seed" in options:
         parts.append(encode_attribute(14, _WIDE.pack(int(options["seed"][0]))))
-    for number, name in ((3, "reorder"), (4, "corrupt")):
-        if name in options:
-            parts.append(encode_attribute(number, _NETEM_SHARE.pack(_share(options[name][0]), 0)))
+    for name, fault in PACKET_FAULTS.items():
+        if name in options and fault.netem_attribute is not None:
+            share = _NETEM_SHARE.pack(_share(options[name][0]), 0)
+            parts.append(encode_attribute(fault.netem_attribute, share))
     gap = 1 if "reorder" in options else 0
     duplicate = _share(options.get("duplicate", ["0%"])[0])
-    head = _NETEM.pack(0, int(options["limit"][0]), lost[0], gap, duplicate, 0)
+    head = _NETEM.pack(0, int(options["limit"][0]), loss, gap, duplicate, 0)
     return encode_attribute(2, head + b"".join(parts))
-
-
-def _netem_delay(words: Words | None) -> list[bytes] | None:
-    """Encode `delay TIME [JITTER [CORRELATION]]`; None for times in another unit than microseconds."""
-    if words is None:
-        return []
-    *times, correlation = words if len(words) > 2 else [*words, ""]
-    if not all(word.endswith("us") for word in times):
-        return None
-    parts = [
-        encode_attribute(number, _WIDE.pack(round(float(word.removesuffix("us")) * 1000)))
-        for number, word in zip((10, 11), times, strict=False)
-    ]
-    if correlation:
-        parts.append(encode_attribute(1, _NETEM_CORRELATIONS.pack(_share(correlation), 0, 0)))
-    return parts
-
-
-def _netem_loss(words: Words | None) -> tuple[int, list[bytes]] | None:
-    """Encode `loss random SHARE` or `loss gemodel P R 1-H 1-K` as the field of tc_netem_qopt and attributes."""
-    if words is None:
-        return 0, []
-    model, *shares = words
-    if model == "random":
-        return _share(shares[0]), []
-    if model == "gemodel":
-        enter, leave, bad, good = map(_share, shares)
-        return 0, [
-            encode_nested(5, encode_attribute(2, _NETEM_BURSTS.pack(enter, leave, _UINT32_MAX - bad, good)))
-        ]
-    return None
 
 
 def _share(percent: str) -> int:

@@ -138,23 +138,31 @@ def run_script(pid: int | None, commands: list[str]) -> str:
     """
     if not commands:
         return ""
-    script = "\n".join(commands) + "\n"
+    script = "\n".join(commands)
+    return run_with_input(command_in_namespace(pid, ["sh", "-e"]), script, script, f" {script}")
+
+
+def run_with_input(arguments: list[str], text: str, short: str, shown: str) -> str:
+    """Run a program that reads commands, and return what it wrote to standard output.
+
+    Args:
+        arguments: The program and its arguments.
+        text: The commands.
+        short: The commands in the message of a time-out.
+        shown: The commands in the message of a failure.
+
+    Raises:
+        LinkError: It failed, wrote to standard error, or exceeded TIMEOUT_S.
+    """
     try:
         done = subprocess.run(
-            command_in_namespace(pid, ["sh", "-e"]),
-            input=script,
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_S,
-            check=False,
+            arguments, input=f"{text}\n", capture_output=True, text=True, timeout=TIMEOUT_S, check=False
         )
     except FileNotFoundError as error:
         raise LinkError(f"cannot run {error.filename}: not installed") from error
     except subprocess.TimeoutExpired as error:
-        raise LinkError(f"not finished after {TIMEOUT_S} s: {script.strip()}") from error
+        raise LinkError(f"not finished after {TIMEOUT_S} s: {short}") from error
     message = done.stderr.strip()
     if done.returncode != 0 or message:
-        raise LinkError(
-            f"failed ({done.returncode}): {message or 'no message'}\n  while running: {script.strip()}"
-        )
+        raise LinkError(f"failed ({done.returncode}): {message or 'no message'}\n  while running:{shown}")
     return done.stdout

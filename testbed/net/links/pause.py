@@ -8,19 +8,18 @@ own serialisation time and the reverse link's delay. It is never lost and has no
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from testbed.net.links.class_scheduler import IngressAccount, Scheduler
+from testbed.net.links.class_scheduler import PauseIngress, Scheduler
 from testbed.net.links.emulated_direction import EmulatedDirection
 from testbed.net.links.link_engine import DirectionStats, direction_from_json
-from testbed.spec.link_direction import PAUSE_FRAME_BYTES, Direction, Pause, QueueClass
+from testbed.spec.link_direction import PAUSE_FRAME_BYTES, Direction, QueueClass
 
-PauseSignal = Callable[[float, bool], None]
-"""Called with a moment in nanoseconds and whether to pause (True) or resume (False) the sender."""
 _KEY_START, _KEY_END = 26, 110  # after the IPv4 header fields that a switch may change: DSCP, ECN and TTL
 _ENTRY_LIFETIME_NS = 1_000_000_000
 
@@ -54,71 +53,19 @@ class PauseGate:
     def discard_until(self, until_ns: float) -> None:
         """Discard the transitions up to a moment; nobody may ask for earlier states afterwards."""
         while self._transitions and self._transitions[0][0] <= until_ns:
-            self._apply(*self._transitions.popleft())
-
-    def _apply(self, at_ns: float, closes: bool) -> None:
-        if closes and not self._closed:
-            self._closed_since_ns = at_ns
-        elif self._closed and not closes:
-            self._paused_ns += at_ns - self._closed_since_ns
-        self._closed = closes
+            at_ns, closes = self._transitions.popleft()
+            if closes and not self._closed:
+                self._closed_since_ns = at_ns
+            elif self._closed and not closes:
+                self._paused_ns += at_ns - self._closed_since_ns
+            self._closed = closes
 
     def paused_ns(self, now_ns: float) -> float:
         """Return for how long the gate has been closed until now, in total."""
-        total_ns, closed, since_ns = self._paused_ns, self._closed, self._closed_since_ns
-        for at_ns, closes in self._transitions:
-            if at_ns > now_ns:
-                break
-            if closes and not closed:
-                since_ns = at_ns
-            elif closed and not closes:
-                total_ns += at_ns - since_ns
-            closed = closes
-        return total_ns + (now_ns - since_ns if closed else 0.0)
-
-
-class PauseIngress:
-    """The buffer in which a switch holds the frames of one incoming link, and the pauses that it sends.
-
-    Args:
-        pause: The thresholds.
-        signal: Called to pause or resume the sender.
-        extra_bytes: Room beyond the buffer for the bytes that arrive because a pause took effect late.
-    """
-
-    def __init__(self, pause: Pause, signal: PauseSignal, extra_bytes: int = 0) -> None:
-        self.set_limits(pause, extra_bytes)
-        self._signal = signal
-        self.held_bytes = self.peak_bytes = 0
-        self.pauses = self.dropped = 0
-        self.is_pausing = False
-
-    def set_limits(self, pause: Pause, extra_bytes: int = 0) -> None:
-        """Set the thresholds for the frames that arrive and leave from now on."""
-        self.pause = pause
-        self._room_bytes = pause.buffer_bytes + extra_bytes
-
-    def admit(self, size: int) -> bool:
-        """Return whether the buffer has room for a frame of `size` bytes; otherwise count it as dropped."""
-        has_room = self.held_bytes + size <= self._room_bytes
-        self.dropped += not has_room
-        return has_room
-
-    def on_enqueue(self, size: int, at_ns: float) -> None:
-        """Count a frame that entered one of the switch's queues; pause the sender above the threshold."""
-        self.held_bytes += size
-        self.peak_bytes = max(self.peak_bytes, self.held_bytes)
-        if self.held_bytes > self.pause.xoff_bytes and not self.is_pausing:
-            self.is_pausing = True
-            self.pauses += 1
-            self._signal(at_ns, True)
-
-    def on_dequeue(self, size: int, at_ns: float) -> None:
-        """Count a frame whose last bit has left the switch; resume the sender below the threshold."""
-        self.held_bytes -= size
-        if self.is_pausing and self.held_bytes <= self.pause.xon_bytes:
-            self.is_pausing = False
-            self._signal(at_ns, False)
+        now = copy.copy(self)
+        now._transitions = self._transitions.copy()
+        now.discard_until(now_ns)
+        return now._paused_ns + (now_ns - now._closed_since_ns if now._closed else 0.0)
 
 
 class FrameOrigins:
@@ -193,7 +140,7 @@ class PausableDirection(EmulatedDirection):
         self._gate = PauseGate()
         self._ingress: PauseIngress | None = None
         # size and origin of the frame in transmission
-        self._on_wire: tuple[int, IngressAccount | None] | None = None
+        self._on_wire: tuple[int, PauseIngress | None] | None = None
         self.reverse: PausableDirection | None = None
         super().__init__(settings, seed)
         if far is not None and settings.pause is not None:
@@ -229,7 +176,7 @@ class PausableDirection(EmulatedDirection):
         ready_ns = scheduler.next_departure(self._free_ns)
         return None if ready_ns is None else self._gate.next_open_ns(ready_ns)
 
-    def _origin(self, frame: bytes) -> IngressAccount | None:
+    def _origin(self, frame: bytes) -> PauseIngress | None:
         return self._near.take(frame) if self._near is not None else None
 
     def _transmit(self, scheduler: Scheduler, now_ns: int) -> None:

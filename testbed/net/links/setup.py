@@ -13,16 +13,16 @@ import functools
 import os
 import socket
 import struct
-import subprocess
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from testbed.net.errors import LinkError
+from testbed.net.links.interfaces import read_interfaces
 from testbed.net.links.netlink import Netlink, Request, encode_attribute, encode_string
-from testbed.net.links.netlink_requests import InterfaceIndexes, encode_command
-from testbed.net.links.netns import TIMEOUT_S, network_namespace
+from testbed.net.links.netlink_requests import encode_command
+from testbed.net.links.netns import network_namespace, run_with_input
 
 if TYPE_CHECKING:
     from _typeshed import HasFileno
@@ -93,7 +93,15 @@ def apply_commands(netlink: Netlink, commands: Iterable[tuple[str, str]]) -> Non
         requests.clear()
         lines.clear()
 
-    index = InterfaceIndexes(netlink, flush)
+    known: dict[str, int] = {}
+
+    def index(name: str) -> int:  # of an interface; 0, which the kernel refuses, if it does not exist
+        if name not in known:
+            flush()
+            known.clear()
+            known.update((link.name, link.index) for link in read_interfaces(netlink))
+        return known.get(name, 0)
+
     for program, line in commands:
         request = encode_command(program, line, index)
         if (lines and (request or program != last)) or (requests and not request):
@@ -109,25 +117,9 @@ def apply_commands(netlink: Netlink, commands: Iterable[tuple[str, str]]) -> Non
 def run_batch(program: str, commands: Iterable[str]) -> None:
     """Run many commands of `ip`, `bridge` or `tc` in the current namespace. Raises LinkError for the first failure."""
     lines = list(commands)
-    if not lines:
-        return
-    try:
-        done = subprocess.run(
-            [program, "-batch", "-"],
-            input="\n".join(lines) + "\n",
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_S,
-            check=False,
-        )
-    except FileNotFoundError as error:
-        raise LinkError(f"cannot run {error.filename}: not installed") from error
-    except subprocess.TimeoutExpired as error:
-        raise LinkError(f"not finished after {TIMEOUT_S} s: {program} {'; '.join(lines)}") from error
-    message = done.stderr.strip()
-    if done.returncode != 0 or message:
-        listed = "\n".join(f"{program} {line}" for line in lines)
-        raise LinkError(f"failed ({done.returncode}): {message or 'no message'}\n  while running:\n{listed}")
+    if lines:
+        listed = "".join(f"\n{program} {line}" for line in lines)
+        run_with_input([program, "-batch", "-"], "\n".join(lines), f"{program} {'; '.join(lines)}", listed)
 
 
 def supported_sysctls(settings: Mapping[str, str]) -> dict[str, str]:

@@ -4,50 +4,45 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 
 from testbed.net.errors import LinkError, SettingMismatch
-from testbed.net.links.interfaces import HtbClass, Qdisc, read_htb_classes, read_interfaces, read_qdiscs
+from testbed.net.links.interfaces import HtbClass, Qdisc, find_interfaces, read_htb_classes, read_qdiscs
 from testbed.net.links.link_engine import compare_fields
 from testbed.net.links.netlink import Netlink, parse_attributes
 from testbed.net.links.shaping import DEFAULT_CLASS_MINOR, MIN_SHARE, Shape, shape_commands
 from testbed.spec.link_direction import QueueClass
 
 _ROOT_CLASS = 0x00010001
-
-
 _MAJOR = 0x00010000
-
-
 _FLOW_ID = re.compile(r"flowid 1:([0-9a-f]+)")
-
-
 _DSFIELD = re.compile(r"match 00([0-9a-f]{2})0000/00fc0000 at 0")
-
-
 _FIFO = struct.Struct("=I")  # struct tc_fifo_qopt: limit
-
-
 _RED_PARAMETERS = 1  # TCA_RED_PARMS
-
-
 _RED = struct.Struct("=II")  # start of struct tc_red_qopt: limit, qth_min
-
-
 _RED_COUNTERS = struct.Struct("=IIII")  # struct tc_red_xstats: early, pdrop, other, marked
 
 
 @dataclass(frozen=True)
-class ShapeCounters:
-    """Counters of one shaped interface since it was set up; `waiting_*` is what is in the queue now."""
+class QueueCounters:
+    """The sums of the counters of some qdiscs since they were set up; `waiting_*` is what is in them now."""
 
-    sent_bytes: int
-    sent_packets: int
-    dropped_packets: int
-    waiting_bytes: int
-    waiting_packets: int
+    sent_bytes: int = 0
+    sent_packets: int = 0
+    dropped_packets: int = 0
+    waiting_bytes: int = 0
+    waiting_packets: int = 0
     marked_packets: int = 0
+
+    @classmethod
+    def sum_of(cls, queues: Sequence[Qdisc]) -> QueueCounters:
+        """Return the sums of these qdiscs' counters; only RED queues mark."""
+        names = [field.name for field in fields(cls) if field.name != "marked_packets"]
+        marked = (_RED_COUNTERS.unpack_from(queue.xstats)[3] for queue in queues if queue.kind == "red")
+        sums = {name: sum(getattr(queue, name) for queue in queues) for name in names}
+        return cls(**sums, marked_packets=sum(marked))
 
 
 def read_shape(netlink: Netlink, interface: str, filters: Mapping[int, set[int]] | None = None) -> Shape:
@@ -67,16 +62,11 @@ def read_shape(netlink: Netlink, interface: str, filters: Mapping[int, set[int]]
 
 def _read_qdiscs_of(netlink: Netlink, names: Iterable[str]) -> dict[str, tuple[int, list[Qdisc]]]:
     """Return the index and the qdiscs of each of these interfaces."""
-    indexes = {link.name: link.index for link in read_interfaces(netlink)}
-    by_index: dict[int, list[Qdisc]] = {}
+    links = find_interfaces(netlink, names)
+    by_index = defaultdict[int, list[Qdisc]](list)
     for qdisc in read_qdiscs(netlink):
-        by_index.setdefault(qdisc.index, []).append(qdisc)
-    found = {}
-    for name in names:
-        if name not in indexes:
-            raise LinkError(f"{name}: no such interface")
-        found[name] = indexes[name], by_index.get(indexes[name], [])
-    return found
+        by_index[qdisc.index].append(qdisc)
+    return {link.name: (link.index, by_index[link.index]) for link in links}
 
 
 def parse_dscp_filters(shown: str) -> dict[int, set[int]]:
@@ -183,11 +173,8 @@ def verify_classes(netlink: Netlink, interface: str, shape: Shape, mtu: int) -> 
         SettingMismatch: A setting differs.
         LinkError: The interface does not exist.
     """
-    indexes = {link.name: link.index for link in read_interfaces(netlink)}
-    if interface not in indexes:
-        raise LinkError(f"{interface}: no such interface")
-    classes = read_htb_classes(netlink, indexes[interface])
-    compare_classes(interface, shape_commands(interface, shape, mtu), classes)
+    (link,) = find_interfaces(netlink, [interface])
+    compare_classes(interface, shape_commands(interface, shape, mtu), read_htb_classes(netlink, link.index))
 
 
 def compare_classes(interface: str, commands: Iterable[str], found: Mapping[int, HtbClass]) -> None:
@@ -221,25 +208,15 @@ def compare_classes(interface: str, commands: Iterable[str], found: Mapping[int,
                 raise SettingMismatch(name, field.name + unit, one, other)
 
 
-def read_counters(netlink: Netlink, names: Iterable[str]) -> dict[str, ShapeCounters]:
+def read_counters(netlink: Netlink, names: Iterable[str]) -> dict[str, QueueCounters]:
     """Read the counters of shaped interfaces in one namespace, each summed over its queues."""
-    return {name: _counters(name, on) for name, (_, on) in _read_qdiscs_of(netlink, names).items()}
-
-
-def _counters(interface: str, on: Iterable[Qdisc]) -> ShapeCounters:
-    queues = [qdisc for qdisc in on if _is_class_queue(qdisc)]
-    if not queues:
-        raise LinkError(f"{interface}: the shaper was removed")
-    return ShapeCounters(
-        sent_bytes=sum(queue.sent_bytes for queue in queues),
-        sent_packets=sum(queue.sent_packets for queue in queues),
-        dropped_packets=sum(queue.dropped_packets for queue in queues),
-        waiting_bytes=sum(queue.waiting_bytes for queue in queues),
-        waiting_packets=sum(queue.waiting_packets for queue in queues),
-        marked_packets=sum(
-            _RED_COUNTERS.unpack_from(queue.xstats)[3] for queue in queues if queue.kind == "red"
-        ),
-    )
+    found = {}
+    for name, (_, on) in _read_qdiscs_of(netlink, names).items():
+        queues = [qdisc for qdisc in on if _is_class_queue(qdisc)]
+        if not queues:
+            raise LinkError(f"{name}: the shaper was removed")
+        found[name] = QueueCounters.sum_of(queues)
+    return found
 
 
 def _is_class_queue(qdisc: Qdisc) -> bool:

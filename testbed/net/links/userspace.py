@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
 import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Collection, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
@@ -22,13 +22,11 @@ from testbed.net.links.link_engine import (
     LinkWire,
     compare_settings,
     direction_from_json,
-    direction_to_json,
     link_interfaces,
     requested_settings,
-    wire_to_json,
 )
 from testbed.net.links.netns import command_in_namespace
-from testbed.processes import close_pipes, wait_or_kill
+from testbed.processes import close_pipes, wait_or_kill, wait_readable
 from testbed.spec.link_direction import Direction
 
 START_TIMEOUT_S = 20.0
@@ -109,7 +107,7 @@ class UserspaceEngine:
         configuration = {
             "seed": self._seed,
             "control": str(self._control),
-            "links": [wire_to_json(wire) for wire in self._wires],
+            "links": [asdict(wire) for wire in self._wires],
         }
         self._stderr = tempfile.TemporaryFile("w+")  # noqa: SIM115 (open as long as the process runs)
         self._process = subprocess.Popen(
@@ -124,7 +122,8 @@ class UserspaceEngine:
         assert self._process.stdout is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(json.dumps(configuration) + "\n")
-        line = _read_line(self._process.stdout, START_TIMEOUT_S)
+        stdout = self._process.stdout
+        line = stdout.readline() if wait_readable([stdout], START_TIMEOUT_S) else ""
         if not line:
             reason = self.failure() or f"it was not ready after {START_TIMEOUT_S:g} s"
             raise LinkError(f"the link engine did not start: {reason}")
@@ -137,7 +136,7 @@ class UserspaceEngine:
 
     def change(self, asked: Mapping[tuple[str, str], Direction]) -> None:
         """Change the settings of directions; frames that the emulator holds keep their timing."""
-        changes = [(*key, direction_to_json(direction)) for key, direction in asked.items()]
+        changes = [(*key, asdict(direction)) for key, direction in asked.items()]
         compare_settings(asked, _directions(send_request(self._control, "settings", changes=changes)))
 
     def blackhole(self, links: Collection[str]) -> None:
@@ -171,9 +170,8 @@ class UserspaceEngine:
         directions = {}
         for name, both in reply["links"].items():
             for which, item in both.items():
-                for key in ("queue_counts", "lateness_bounds_s", "lateness_counts"):
-                    item[key] = tuple(item[key])
-                directions[name, which] = DirectionStats(**item)
+                tuples = {key: tuple(value) for key, value in item.items() if isinstance(value, list)}
+                directions[name, which] = DirectionStats(**{**item, **tuples})
         return EngineStats(time_s=reply["time_s"], directions=directions)
 
     def failure(self) -> str | None:
@@ -205,9 +203,3 @@ class UserspaceEngine:
             self._stderr.close()
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._control)
-
-
-def _read_line(stream: IO[str], timeout_s: float) -> str:
-    """Read one line; return "" when none comes before the time-out or the end of the stream."""
-    readable, _, _ = select.select([stream], [], [], timeout_s)
-    return stream.readline() if readable else ""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import graphlib
 import itertools
+from collections import defaultdict
 from typing import NamedTuple
 
 from testbed.net.controller.policy_view import View
@@ -25,13 +26,11 @@ def find_pause_cycle(topology: Topology) -> list[str]:
     directions = [direction for link in topology.wan for direction in link.directions]
     pausing: set[Hop] = {(here, there) for here, there, direction in directions if direction.pause}
     view = View(topology)
-    after: dict[Hop, set[Hop]] = {}
+    after: dict[Hop, set[Hop]] = defaultdict(set)
     for here, there in view.pairs():
-        route = view.route(here, there)
-        hops = list(itertools.pairwise(route))
-        for first, second in itertools.pairwise(hops):
+        for first, second in itertools.pairwise(itertools.pairwise(view.route(here, there))):
             if first in pausing and second in pausing:
-                after.setdefault(first, set()).add(second)
+                after[first].add(second)
     try:
         graphlib.TopologicalSorter(after).prepare()
     except graphlib.CycleError as error:

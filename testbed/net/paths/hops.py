@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -16,8 +17,7 @@ from testbed.net.fabric.bridges import cables
 from testbed.net.links.ingress import CUT_THROUGH_S
 from testbed.net.paths.congestion import Growth
 from testbed.spec.buildings import Host
-from testbed.spec.link_direction import Direction, QueueClass
-from testbed.spec.links import ETHERNET_HEADER_BYTES
+from testbed.spec.link_direction import ETHERNET_HEADER_BYTES, Direction, QueueClass
 from testbed.spec.topology import Topology
 
 NETEM = "netem"  # the link engine with which every cable stores and forwards frames
@@ -78,24 +78,19 @@ class Paths:
 
     def __init__(self, topology: Topology, link_engine: str = NETEM) -> None:
         self.topology, self._all_hold = topology, link_engine == NETEM
-        self._next = View(topology).next_hops
+        self._view = View(topology)
         self._cables = {(cable.a[0], cable.b[0]): cable for cable in cables(topology)}
+        self._hosts = {host.name for host in topology.hosts}
         self._buildings = {building.name: building for building in topology.buildings}
-        self._wan: dict[tuple[str, str], list[Direction]] = {}
-        for link in topology.wan:
-            self._wan.setdefault((link.a, link.b), []).append(link.a_to_b)
-            self._wan.setdefault((link.b, link.a), []).append(link.b_to_a)
+        self._wan: dict[tuple[str, str], list[Direction]] = defaultdict(list)
+        for here, there, direction in (way for link in topology.wan for way in link.directions):
+            self._wan[here, there].append(direction)
 
     def between(self, one: Host, other: Host) -> list[Hop]:
         """Return the hops from one host to another, in order."""
-        found = []
-        here, target = one.building, other.building
-        while here != target:
-            there = self._next[here][target]
-            found.append(Hop(f"WAN {here} to {there}", self._wan[here, there]))
-            here = there
+        route = itertools.pairwise(self._view.route(one.building, other.building))
         up, down = self.inside(one, other)
-        return [*up, *found, *down]
+        return [*up, *(Hop(f"WAN {here} to {there}", self._wan[here, there]) for here, there in route), *down]
 
     def nodes(self, one: Host, other: Host) -> tuple[list[str], list[str]]:
         """Return each host with the switches above it on the path, up to the core or the first common switch."""
@@ -109,16 +104,14 @@ class Paths:
         """Return the hops within buildings: up from the first host, and down to the second."""
         up, down = self.nodes(one, other)
         stays = one.building == other.building
-        upward, downward = [], []
-        for n, (below, above) in enumerate(itertools.pairwise(up)):
-            name = f"{below} to {above}" if n else f"{one.name} sending"
-            upward.append(self._hop(name, below, above, up=True, stays=stays))
-        for n, (below, above) in enumerate(itertools.pairwise(down)):
-            name = f"{above} to {below}" if n else f"{other.name} receiving"
-            downward.append(self._hop(name, below, above, up=False, stays=stays))
+        upward = [self._hop(*ends, up=True, stays=stays) for ends in itertools.pairwise(up)]
+        downward = [self._hop(*ends, up=False, stays=stays) for ends in itertools.pairwise(down)]
         return upward, downward[::-1]
 
-    def _hop(self, name: str, below: str, above: str, *, up: bool, stays: bool) -> Hop:
+    def _hop(self, below: str, above: str, *, up: bool, stays: bool) -> Hop:
+        name = f"{below} to {above}" if up else f"{above} to {below}"
+        if below in self._hosts:
+            name = f"{below} sending" if up else f"{below} receiving"
         cable = self._cables[below, above]
         assert cable.direction is not None
         network = cable.cut_through_b if up else cable.cut_through_a
@@ -257,11 +250,7 @@ class PacketPath(NamedTuple):
 
 def is_plain(hops: Sequence[Hop]) -> bool:
     """Return whether the packet-level model covers all link properties: queueing, drops and independent losses."""
-    return not any(
-        link.pause or link.jitter_s or link.loss_bursts or link.duplicate or link.reorder or link.corrupt
-        for hop in hops
-        for link in hop.links
-    )
+    return not any(link.pause or link.loss_bursts or link.is_random for hop in hops for link in hop.links)
 
 
 def packet_hops(hops: Sequence[Hop]) -> tuple[PacketHop, ...]:

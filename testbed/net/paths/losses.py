@@ -17,9 +17,18 @@ from random import Random
 from typing import NamedTuple
 
 from testbed.net.paths.congestion import CONGESTION_CONTROLS, CongestionControl, Growth, LossResponse
+from testbed.net.paths.congestion.linux_tcp import (
+    DELAYED_ACK_S,
+    DUP_THRESHOLD,
+    INITIAL_WINDOW_PACKETS,
+    MIN_RTO_S,
+    PACKETS_PER_ACK,
+    REORDERING,
+    WindowUse,
+    window_after_loss,
+)
 from testbed.plugins import OWN_FILE
 
-TAIL_PACKETS = 10  # the initial window of RFC 6928
 FALLBACK_CONTROL = "reno"  # used, with a note, for congestion controls that the model does not know
 
 
@@ -102,18 +111,11 @@ class LossyConnection:
 
         `busy_s` makes no difference, since the window is an average.
         """
-        packets = min(math.ceil(size_bytes / self.packet_bytes), TAIL_PACKETS)
+        packets = min(math.ceil(size_bytes / self.packet_bytes), INITIAL_WINDOW_PACKETS)
         return 1 - (1 - self.loss) ** packets
 
 
-INITIAL_WINDOW_PACKETS = 10  # RFC 6928
-MIN_WINDOW_PACKETS = 2.0
-DUP_THRESHOLD = 3  # packets after a lost one that reveal the loss at once
-REORDERING = 0.25  # RFC 8985's reordering window, in round trips
 MERGE_SHARE = 1 / 32  # acknowledgements within this share of a round trip are merged
-# packets per acknowledgement, and the delayed acknowledgement's timer (`TCP_DELACK_MIN`)
-PACKETS_PER_ACK, DELAYED_ACK_S = 2, 0.04
-MIN_RTO_S = 0.2  # Linux's minimum, beyond a round trip
 
 
 @dataclass(eq=False)
@@ -193,7 +195,7 @@ class LossyWindow:
         self._awaited: list[PacketLoss] = []  # losses that messages may wait for
         self._reduced_s = -math.inf
         self._recovered_until_s = -math.inf
-        self._full, self._peak, self._peak_until_s = False, 0, -math.inf
+        self._use = WindowUse()
         self._requested_s = self._sent_s = -math.inf
         self._next_loss = self._draw_next_loss()
 
@@ -314,22 +316,19 @@ class LossyWindow:
         self._recovered_until_s = max(self._recovered_until_s, known_s + self._rtt_s)
         if sent_s > self._reduced_s:
             self._reduced_s = known_s
-            # the kernel's windows are integers
-            reduced = int(self._growth.after_loss(float(int(self.window))))
-            self.window = max(MIN_WINDOW_PACKETS, float(reduced))
-            self._threshold = self.window
+            self.window = self._threshold = window_after_loss(self._growth, self.window)
 
     def _grow(self, flight: _Flight) -> None:
         """Grow the window if it was full, or in slow start if half of it was used."""
         if flight.known_s < self._recovered_until_s:
             return
         if self.window < self._threshold:
-            if self._full or self.window < 2 * self._peak:
+            if self._use.allows_slow_start(self.window):
                 doubled = self.window + flight.packets
                 self.window = min(doubled, max(self.window, self._threshold))
                 if self._growth.uses_hystart and self.window * self._packet_s > self._rtt_s / 2:
                     self._threshold = self.window
-        elif self._full:
+        elif self._use.is_full:
             left = flight.packets
             while left > 0:
                 self.window = self._growth.grown(
@@ -339,9 +338,7 @@ class LossyWindow:
 
     def _track_use(self, now_s: float, *, full: bool) -> None:
         """Record the window's use, which is valid for a round trip."""
-        if full or now_s >= self._peak_until_s or (not self._full and self._in_flight > self._peak):
-            self._full, self._peak = full, self._in_flight
-            self._peak_until_s = self._acks[-1].known_s if self._acks else now_s
+        self._use.record(full, self._in_flight, now_s, self._acks[-1].known_s if self._acks else now_s)
 
     def shift(self, seconds: float) -> None:
         """Move the time origin forward by this many seconds."""
@@ -354,7 +351,7 @@ class LossyWindow:
         self._line_free_s -= seconds
         self._reduced_s -= seconds
         self._recovered_until_s -= seconds
-        self._peak_until_s -= seconds
+        self._use.shift(seconds)
         self._requested_s -= seconds
         self._sent_s -= seconds
         self._growth.shift(seconds)

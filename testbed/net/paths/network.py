@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property, partial
 from random import Random
@@ -153,14 +153,16 @@ class Network:
     @cached_property
     def recovers_losses(self) -> bool:
         """Whether packets are lost and the transport itself recovers them."""
-        paths = (path for several in self.parallel.values() for path in several)
-        return any(isinstance(path.lossy, LossyDatagrams) for path in paths)
+        return any(isinstance(lossy, LossyDatagrams) for lossy in self._losses)
 
     @cached_property
     def simulates_window(self) -> bool:
         """Whether packets are lost and windows are simulated from a connection's first packet on."""
-        paths = (path for several in self.parallel.values() for path in several)
-        return any(path.lossy is not None and path.lossy.simulates_window for path in paths)
+        return any(lossy.simulates_window for lossy in self._losses)
+
+    @property
+    def _losses(self) -> Iterator[LossyConnection | LossyDatagrams]:
+        return (path.lossy for paths in self.parallel.values() for path in paths if path.lossy is not None)
 
     @cached_property
     def paces_by_measured_rates(self) -> bool:

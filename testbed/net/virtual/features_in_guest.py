@@ -37,58 +37,43 @@ QDISCS = {
 }
 SLEEP_TOLERANCE_NS = 5_000
 CONGESTION_CONTROLS = ("reno", "cubic", "bbr", "dctcp")
-LINKS = ("dummy", "ifb", "veth", "bridge", "macvlan link lo", "vlan", "vxlan", "bond", "vrf", "tun")
+LINKS = {
+    "dummy": "link add try0 type dummy",
+    "ifb": "link add try0 type ifb",
+    "veth": "link add try0 type veth",
+    "bridge": "link add try0 type bridge",
+    "macvlan": "link add link d0 try0 type macvlan",
+    "vlan": "link add link d0 try0 type vlan id 5",
+    "vxlan": "link add try0 type vxlan id 5 dev d0 dstport 4789",
+    "bond": "link add try0 type bond",
+    "vrf": "link add try0 type vrf table 10",
+    "tun": "tuntap add try0 mode tap",
+}
 FILTERS = ("matchall", "u32 match u32 0 0", "flower", "basic")
 ACTIONS = ("mirred egress redirect dev lo", "police rate 1mbit burst 10k", "skbedit priority 1", "gact drop")
 
 
-def run_command(*command: str) -> str:
-    """Run a command; return "" if it succeeds, else its error message."""
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-    except FileNotFoundError:
-        return f"{command[0]} is not installed"
-    return "" if done.returncode == 0 else (done.stderr.strip() or f"status {done.returncode}")
-
-
-def try_link(kind: str) -> str:
-    """Create and remove a network device."""
-    if kind == "tun":
-        return run_command("ip", "tuntap", "add", "try0", "mode", "tap") or run_command(
-            "ip", "link", "del", "try0"
-        )
-    words = {
-        "macvlan link lo": ["add", "link", "d0", "try0", "type", "macvlan"],
-        "vlan": ["add", "link", "d0", "try0", "type", "vlan", "id", "5"],
-        "vxlan": ["add", "try0", "type", "vxlan", "id", "5", "dev", "d0", "dstport", "4789"],
-        "vrf": ["add", "try0", "type", "vrf", "table", "10"],
-    }.get(kind, ["add", "try0", "type", kind])
-    return run_command("ip", "link", *words) or run_command("ip", "link", "del", "try0")
-
-
-def try_qdisc(kind: str, options: str) -> str:
-    """Add a qdisc to a device and remove it."""
-    return run_command("tc", "qdisc", "add", "dev", "d0", "root", kind, *options.split()) or run_command(
-        "tc", "qdisc", "del", "dev", "d0", "root"
-    )
+def run_commands(*commands: str) -> str:
+    """Run commands up to the first that fails; return its error message, or "" if all succeed."""
+    for command in commands:
+        program, *arguments = command.split()
+        try:
+            done = subprocess.run(
+                [program, *arguments], capture_output=True, text=True, check=False, timeout=60
+            )
+        except FileNotFoundError:
+            return f"{program} is not installed"
+        if done.returncode != 0:
+            return done.stderr.strip() or f"status {done.returncode}"
+    return ""
 
 
 def try_filter(words: str, action: str) -> str:
     """Add and remove an ingress filter with an action."""
-    parent = ("dev", "d0", "parent", "ffff:")
-    return run_command(
-        "tc",
-        "filter",
-        "add",
-        *parent,
-        "protocol",
-        "all",
-        "prio",
-        "1",
-        *words.split(),
-        "action",
-        *action.split(),
-    ) or run_command("tc", "filter", "del", *parent)
+    parent = "dev d0 parent ffff:"
+    return run_commands(
+        f"tc filter add {parent} protocol all prio 1 {words} action {action}", f"tc filter del {parent}"
+    )
 
 
 def try_clock() -> str:
@@ -116,16 +101,11 @@ def try_mptcp() -> str:
     return ""
 
 
-def try_namespaces() -> str:
-    """Create network, mount and PID namespaces."""
-    return run_command("unshare", "--net", "--mount", "--pid", "--fork", "true")
-
-
 def try_open_vswitch() -> str:
     """Create and remove a switch on the kernel's datapath; without its tool only the configuration is known."""
     if shutil.which("ovs-dpctl") is None:
         return ""
-    return run_command("ovs-dpctl", "add-dp", "try0") or run_command("ovs-dpctl", "del-dp", "try0")
+    return run_commands("ovs-dpctl add-dp try0", "ovs-dpctl del-dp try0")
 
 
 def try_rdma(kind: str, number: int, program: str, exchange: Callable[[str, str, str], str]) -> str:
@@ -141,16 +121,12 @@ def try_rdma(kind: str, number: int, program: str, exchange: Callable[[str, str,
             f"ip netns exec {name} rdma link add card_{name} type {kind} netdev eth0",
         ]
     for step in steps:
-        if message := run_command(*step.split()):
+        if message := run_commands(step):
             return f"{step}: {message}"
     time.sleep(0.5)  # until the NICs have the addresses of their interfaces
     message = "" if shutil.which(program) is None else exchange(client, server, f"{net}.2")
     for name in names:  # the NIC first: while a namespace removes one, no other namespace can be created
-        message = (
-            message
-            or run_command("rdma", "link", "del", f"card_{name}")
-            or run_command("ip", "netns", "del", name)
-        )
+        message = message or run_commands(f"rdma link del card_{name}", f"ip netns del {name}")
     return message
 
 
@@ -177,7 +153,7 @@ def run_client_and_server(server: str, server_command: str, client: str, command
     words = ["ip", "netns", "exec", server, *server_command.split()]
     with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         time.sleep(0.2)
-        message = run_command("ip", "netns", "exec", client, *command.split())
+        message = run_commands(f"ip netns exec {client} {command}")
         process.kill()
     return message
 
@@ -193,15 +169,17 @@ def main() -> None:
     ctypes.CDLL(None).prctl(29, 1)
     with open("/proc/sys/net/ipv4/tcp_available_congestion_control") as file:
         available = file.read().split()
-    found = {"virtual clock": try_clock(), "namespaces": try_namespaces(), "no way out": try_isolation()}
-    found["dummy"] = run_command("ip", "link", "add", "d0", "type", "dummy") or run_command(
-        "ip", "link", "set", "d0", "up"
-    )
-    for kind in LINKS:
-        found[kind.split()[0]] = try_link(kind)
+    found = {
+        "virtual clock": try_clock(),
+        "namespaces": run_commands("unshare --net --mount --pid --fork true"),
+        "no way out": try_isolation(),
+        "dummy": run_commands("ip link add d0 type dummy", "ip link set d0 up"),
+    }
+    for kind, words in LINKS.items():
+        found[kind] = run_commands(f"ip {words}", "ip link del try0")
     for kind, options in QDISCS.items():
-        found[kind] = try_qdisc(kind, options)
-    found["ingress"] = run_command("tc", "qdisc", "add", "dev", "d0", "ingress")
+        found[kind] = run_commands(f"tc qdisc add dev d0 root {kind} {options}", "tc qdisc del dev d0 root")
+    found["ingress"] = run_commands("tc qdisc add dev d0 ingress")
     for words in FILTERS:
         found[words.split()[0]] = try_filter(words, ACTIONS[0])
     for action in ACTIONS:
@@ -213,7 +191,7 @@ def main() -> None:
     if os.path.exists("/sys/module/rdma_rxe"):  # older kernels have neither soft-RoCE nor soft-iWARP
         found["soft-RoCE"] = try_rdma("rxe", 9, "ibv_rc_pingpong", run_pingpong)
         found["soft-iWARP"] = try_rdma("siw", 10, "rping", run_rping)
-    found["socket diagnostics"] = run_command("ss", "-tin")
+    found["socket diagnostics"] = run_commands("ss -tin")
     print(json.dumps(found))
 
 

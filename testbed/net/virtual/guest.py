@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from testbed.clock import CLOCK_VARIABLE, CpuTime
 from testbed.errors import BadInput
@@ -128,23 +129,24 @@ class Guest:
             VirtualClockError: The guest crashed, stalled, or ran out of memory; the message has its last lines.
         """
         _remove_abandoned()
-        memory = MemoryFile(self.settings.expected_bytes or self.settings.memory_bytes)
-        control = Path(tempfile.mkdtemp(prefix=f"{CONTROL_PREFIX}{os.getpid()}-"))
+        prefix = f"{CONTROL_PREFIX}{os.getpid()}-"
         began_s = time.monotonic()
-        process: subprocess.Popen[bytes] | None = None
-        try:
+        with contextlib.ExitStack() as stack:
+            memory = MemoryFile(self.settings.expected_bytes or self.settings.memory_bytes)
+            stack.callback(memory.close)
+            scratch = tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True)
+            control = Path(stack.enter_context(scratch))
             for name in ("stdout", "stderr", "console"):
                 (control / name).touch()
             self._write_task(control, command, directory, environment)
+            outputs = [
+                (stack.enter_context((control / name).open("rb")), consume)
+                for name, consume in (("stdout", stdout), ("stderr", stderr))
+            ]
             process = self._boot(control, memory.folder)
-            outputs = [_Tail(control / "stdout", stdout), _Tail(control / "stderr", stderr)]
+            stack.callback(_kill, process)
             self._watch(process, control, memory, outputs, on_poll)
             return self._read_outcome(process, control, time.monotonic() - began_s, memory.used_bytes)
-        finally:
-            if process is not None:
-                _kill(process)
-            memory.close()
-            shutil.rmtree(control, ignore_errors=True)
 
     def _write_task(
         self, control: Path, command: Sequence[str], directory: Path, environment: Mapping[str, str]
@@ -213,15 +215,14 @@ class Guest:
         process: subprocess.Popen[bytes],
         control: Path,
         memory: MemoryFile,
-        outputs: Sequence[_Tail],
+        outputs: Sequence[Output],
         on_poll: Callable[[], None],
     ) -> None:
         settings = self.settings
         began_s = advanced_s = checked_s = time.monotonic()
         while process.poll() is None:
             time.sleep(POLL_S)
-            for output in outputs:
-                output.follow()
+            _pass_on(outputs)
             now_s = time.monotonic()
             clock_s = self._read_clock(process.pid)
             if clock_s != self.clock_s:
@@ -246,8 +247,7 @@ class Guest:
                     f"not finished after {settings.timeout_s:g} s of wall time, at {self.clock_s:.3f} s of virtual time"
                     + _last_lines(control)
                 )
-        for output in outputs:
-            output.follow()
+        _pass_on(outputs)
 
     def _read_clock(self, pid: int) -> float:
         """Read the virtual time in seconds from the kernel's memory; return the last value if that fails."""
@@ -294,16 +294,15 @@ class Guest:
         return f"{reason}, at {self.clock_s:.3f} s of virtual time{_last_lines(control)}"
 
 
-class _Tail:
-    """A reader that passes on what is appended to a file."""
+Output = tuple[BinaryIO, Callable[[str], None]]
+"""A file that a guest writes, and where its content goes."""
 
-    def __init__(self, path: Path, consume: Callable[[str], None]) -> None:
-        self._file = path.open("rb")
-        self._consume = consume
 
-    def follow(self) -> None:
-        if data := self._file.read():
-            self._consume(data.decode(errors="replace"))
+def _pass_on(outputs: Sequence[Output]) -> None:
+    """Pass on what was appended to files since the last call."""
+    for file, consume in outputs:
+        if data := file.read():
+            consume(data.decode(errors="replace"))
 
 
 def list_idlest_cores() -> list[int]:

@@ -1,4 +1,4 @@
-"""Builds the compiled simulation from the package's C sources on first use, and caches it for the user."""
+"""The compiled library of flows and steps: built from the package's C sources on first use, cached for the user."""
 
 from __future__ import annotations
 
@@ -9,12 +9,17 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from testbed.caches import user_cache
+from testbed.errors import TestbedError
 
 HEADER, CODE = "engine.h", "engine.c"
 FLAGS = (
@@ -26,48 +31,96 @@ FLAGS = (
 )  # -ffp-contract=off: round products and sums separately, as Python does
 COMPILERS: Sequence[str] = ("cc", "gcc", "clang")
 MOST_S = 60  # compiler timeout; it usually takes a second
-_KINDS = {"int32_t": ctypes.c_int32, "double": ctypes.c_double}
+_KINDS: Mapping[str, type[ctypes._SimpleCData[Any]]] = {
+    "int8_t": ctypes.c_int8,
+    "int32_t": ctypes.c_int32,
+    "double": ctypes.c_double,
+}
 _FIELD = re.compile(r"^ *(const )?(int8_t|int32_t|double) ([^;()]+);", re.MULTILINE)
 
 
-def _fields(header: str) -> list[tuple[str, type]]:
-    """Return the fields of the structure `Step` in the header."""
+def _fields(header: str) -> Iterator[tuple[str, type[ctypes._SimpleCData[Any]], bool]]:
+    """Yield the fields of the structure `Step` in the header: name, type, and whether it is an array."""
     body = header.partition("typedef struct {")[2].partition("} Step;")[0]
-    return [
-        (name.strip("* \n"), ctypes.c_void_p if constant else _KINDS[kind])
-        for constant, kind, names in _FIELD.findall(body)
-        for name in names.split(",")
-    ]
+    for constant, kind, names in _FIELD.findall(body):
+        for name in names.split(","):
+            yield name.strip("* \n"), _KINDS[kind], bool(constant)
+
+
+_STEP = list(_fields(resources.files(__package__).joinpath(HEADER).read_text()))
+COLUMN_TYPES = {name: np.dtype(kind) for name, kind, is_array in _STEP if is_array}
 
 
 class Step(ctypes.Structure):
     """The C structure of a step; arrays are pointers."""
 
-    _fields_ = _fields(resources.files(__package__).joinpath(HEADER).read_text())
+    _fields_ = [(name, ctypes.c_void_p if is_array else kind) for name, kind, is_array in _STEP]
+
+
+def as_columns(rows: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
+    """Return arrays of `Step` by name, each with the type that the header gives it."""
+    return {name: np.asarray(values, dtype=COLUMN_TYPES[name]) for name, values in rows.items()}
+
+
+class NoCompilerError(TestbedError):
+    """The library cannot be compiled on this machine."""
+
+
+_HANDLE, _ARRAY, _NUMBER, _FIGURE = ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32, ctypes.c_double
+_FUNCTIONS: Mapping[str, tuple[type | None, tuple[type, ...]]] = {
+    "play": (_NUMBER, (ctypes.POINTER(Step), _ARRAY, _ARRAY, _ARRAY, _ARRAY)),
+    "fluid_new": (_HANDLE, (_NUMBER, _ARRAY, _ARRAY, _NUMBER, *[_ARRAY] * 4)),
+    "fluid_free": (None, (_HANDLE,)),
+    "fluid_connect": (_NUMBER, (_HANDLE, _FIGURE, _FIGURE, _NUMBER, _ARRAY, _ARRAY, _ARRAY)),
+    "fluid_send": (_NUMBER, (_HANDLE, _NUMBER, _FIGURE, ctypes.c_int64, ctypes.c_int64, _FIGURE)),
+    "fluid_update": (None, (_HANDLE, _FIGURE)),
+    "fluid_ahead_s": (_FIGURE, (_HANDLE, _NUMBER, _FIGURE, _FIGURE)),
+    "fluid_leaves_s": (_FIGURE, (_HANDLE,)),
+    "fluid_find_gone": (_NUMBER, (_HANDLE, _FIGURE)),
+    "fluid_complete": (ctypes.c_int64, (_HANDLE, _NUMBER)),
+    "fluid_busy": (_NUMBER, (_HANDLE,)),
+    "fluid_fair_rates": (None, (_HANDLE, _ARRAY)),
+}
 
 
 @lru_cache(1)
-def loop() -> ctypes.CDLL | None:
-    """Return the loaded library; None if it cannot be compiled here."""
+def library() -> ctypes.CDLL:
+    """Return the loaded library. Raises NoCompilerError."""
     folder = resources.files(__package__)
     sources = {own.name: own.read_bytes() for own in folder.iterdir() if own.name.endswith((".c", ".h"))}
     found = hashlib.sha256(repr((sorted(sources.items()), FLAGS)).encode()).hexdigest()[:16]
-    kept = user_cache("model") / f"loop-{found}.so"
+    kept = user_cache("model") / f"flows-{found}.so"
     try:
         if not kept.exists():
             _make(sources, kept)
         loaded = ctypes.CDLL(str(kept))
-    except (OSError, subprocess.SubprocessError):
-        return None
-    loaded.play.argtypes = [ctypes.POINTER(Step)] + [ctypes.c_void_p] * 4
+    except (OSError, subprocess.SubprocessError) as error:
+        raise NoCompilerError(
+            where="model of flows",
+            got=_reason(error),
+            expected=f"a C compiler ({', '.join(COMPILERS)}) with the headers of the C library",
+            hint="Debian and Ubuntu: apt install gcc libc6-dev",
+        ) from error
+    for name, (result, arguments) in _FUNCTIONS.items():
+        function = getattr(loaded, name)
+        function.restype, function.argtypes = result, arguments
     return loaded
+
+
+def _reason(error: OSError | subprocess.SubprocessError) -> str:
+    said = (
+        error.stderr.decode(errors="replace").strip()
+        if isinstance(error, subprocess.CalledProcessError)
+        else ""
+    )
+    return said.splitlines()[0] if said else str(error)
 
 
 def _make(sources: dict[str, bytes], kept: Path) -> None:
     """Compile the sources. Raises OSError, SubprocessError."""
     compiler = next((path for path in map(shutil.which, COMPILERS) if path), None)
     if compiler is None:
-        raise FileNotFoundError("a C compiler")
+        raise FileNotFoundError("none")
     kept.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=kept.parent) as scratch:
         for name, text in sources.items():

@@ -1,4 +1,4 @@
-/* Collectives, message by message or as one flow each. See ../collective_messages.py and ../simulation.py. */
+/* Collectives, message by message or as one flow each. See ../collective_messages.py and ../plan_simulation.py. */
 
 #pragma once
 

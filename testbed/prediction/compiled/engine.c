@@ -1,6 +1,6 @@
 /* Simulation of a step, where nothing is lost, striped, requested or decided at run time.
 
-   `testbed.prediction.simulation` is the reference and explains the names. Both do the same in the same order. */
+   `testbed.prediction.simulation` handles everything else, on the same flows, and explains the names. */
 
 #include "engine.h"
 
@@ -10,8 +10,7 @@
 static const double SOON_S = 1e-9;
 
 /* Handles a message that has left a connection. */
-static void message_left(void *owner, int32_t which, int32_t number) {
-    Play *play = owner;
+static void message_left(Play *play, int32_t which, int32_t number) {
     const Step *step = play->step;
     if (which == FLOW) {
         call_later(play, step->class_rest_s[play->instances[number].class], FLOW_DONE, number, 0);
@@ -113,9 +112,9 @@ static void run_until_idle(Play *play) {
         while (play->heap.many && play->heap.all[0].at_s <= now_s && !play->status) dispatch(play, pop(play));
         while (play->soon_first < play->soon.many && !play->status) dispatch(play, play->soon.all[play->soon_first++]);
         play->soon_first = play->soon.many = 0;
-        if (!fluid->busy_many) {
+        if (!fluid->busy.many) {
             if (!play->heap.many) break;
-            while (play->heap.many && !play->soon.many && !fluid->busy_many && !play->status) {
+            while (play->heap.many && !play->soon.many && !fluid->busy.many && !play->status) {
                 Event first = pop(play);
                 play->now_s = first.at_s;
                 dispatch(play, first);
@@ -129,7 +128,11 @@ static void run_until_idle(Play *play) {
         } else if (leaves_s > now_s) {
             play->now_s = leaves_s;
         }
-        fluid_leave(fluid, play->now_s, message_left, play);
+        int32_t gone = fluid_find_gone(fluid, play->now_s);
+        for (int32_t own = 0; own < gone; own++) {
+            int64_t tag = fluid_complete(fluid, own);
+            message_left(play, (int32_t)(tag % TAGS), (int32_t)(tag / TAGS));
+        }
     }
 }
 
@@ -147,7 +150,12 @@ static void initialise(Play *play) {
     play->sequence = arena_take(arena, (size_t)ranks * (size_t)step->groups * sizeof(int32_t));
     play->instances = arena_take(arena, (size_t)step->instances * sizeof(Instance));
     int32_t *ready = arena_take(arena, (size_t)operations * sizeof(int32_t));
-    fluid_init(&play->fluid, step, arena);
+    Portion *portions = arena_take(arena, (size_t)step->parts * sizeof(Portion));
+    fluid_init(&play->fluid, step->parts, portions, step->capacity, step->queue);
+    for (int32_t own = 0; own < step->connections; own++)
+        fluid_connect(&play->fluid, step->queue_bytes[own], step->burst_bytes[own],
+                      step->path_first[own + 1] - step->path_first[own], step->step_first + step->path_first[own],
+                      step->step_part, step->step_load);
     for (int32_t lane = 0; lane < step->lanes; lane++) play->buffers[lane].waiting = -1;
     add_boxes(play, step->boxes);
     for (int32_t rank = 0; rank < ranks; rank++) {
@@ -166,8 +174,7 @@ static void initialise(Play *play) {
 static _Thread_local Play before;
 enum { MOST_BYTES = 1 << 24 };
 
-#define POOLS(DO)                                                                                                      \
-    DO(heap) DO(soon) DO(boxes) DO(messages) DO(receives) DO(parts) DO(channels) DO(strands) DO(fluid.queued)
+#define POOLS(DO) DO(heap) DO(soon) DO(boxes) DO(messages) DO(receives) DO(parts) DO(channels) DO(strands)
 #define LENT(pool)                                                                                                     \
     play.pool.all = before.pool.all;                                                                                   \
     play.pool.room = before.pool.room;
@@ -179,10 +186,13 @@ enum { MOST_BYTES = 1 << 24 };
     }                                                                                                                  \
     before.pool.all = play.pool.all;                                                                                   \
     before.pool.room = play.pool.room;
+#define LENT_FLUID(pool) LENT(fluid.pool)
+#define KEPT_FLUID(pool) KEPT(fluid.pool)
 
 int play(const Step *step, double *begun_s, double *ended_s, double *worked_s, double *burst_bytes) {
     Play play = {.step = step, .begun_s = begun_s, .ended_s = ended_s, .worked_s = worked_s};
     POOLS(LENT)
+    FLUID_POOLS(LENT_FLUID)
     initialise(&play);
     for (int32_t rank = 0; rank < step->ranks; rank++) start_ready(&play, rank);
     run_until_idle(&play);
@@ -190,6 +200,7 @@ int play(const Step *step, double *begun_s, double *ended_s, double *worked_s, d
         if (play.trackers[rank].open) play.status = STUCK;
     *burst_bytes = play.most_bytes;
     POOLS(KEPT)
+    FLUID_POOLS(KEPT_FLUID)
     arena_free(&play.arena);
     return play.status;
 }

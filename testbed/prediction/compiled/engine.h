@@ -1,5 +1,6 @@
-/* A step as columns, filled in by simulation.py and columns.py, and the function that simulates it. Units are seconds
-   and bytes. For ragged rows, `x_first` has the start of each row, and at its end the end of the last one. */
+/* A step as columns, filled in by network_simulator.py and network_columns.py, and the function that simulates it.
+   Units are seconds and bytes. For ragged rows, `x_first` has the start of each row, and at its end the end of the last
+   one. */
 
 #pragma once
 
@@ -31,9 +32,9 @@ typedef struct {
     const int32_t *lane_source, *lane_target, *lane_connection, *lane_hops, *leg_first, *leg_connection;
     const double *lane_packet_bytes, *leg_packet_s, *leg_delay_s;
 
-    /* connections: the parts of each path, and of all paths together */
-    const int32_t *path_first, *step_first, *step_part, *through_first, *through_part, *through_owner;
-    const double *step_load, *through_load, *queue_bytes, *burst_bytes;
+    /* connections: the parts of each path */
+    const int32_t *path_first, *step_first, *step_part;
+    const double *step_load, *queue_bytes, *burst_bytes;
     const double *capacity, *queue;
 
     /* collectives, and members' parts in them: channels, stages, strands, rounds */

@@ -108,12 +108,14 @@ static void arrive(Play *play, int32_t box) {
 
 /* ---- the network */
 
+enum { WHOLE, FIRST, ONLY, THROUGH, FLOW, TAGS }; /* which part of a message has left */
+
 static double ahead_s(Play *play, int32_t connection, double size_bytes) {
     return fluid_ahead_s(&play->fluid, connection, size_bytes, play->now_s);
 }
 
 static void flow_send(Play *play, int32_t connection, double size_bytes, int64_t turn, int32_t which, int32_t number) {
-    fluid_send(&play->fluid, connection, size_bytes, turn, which, number, play->now_s);
+    fluid_send(&play->fluid, connection, size_bytes, turn, (int64_t)number * TAGS + which, play->now_s);
 }
 
 /* Sends a message over the hop of this number, and then over those after it. */

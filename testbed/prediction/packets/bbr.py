@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from random import Random
 
-from testbed.net.paths.losses import INITIAL_WINDOW_PACKETS
+from testbed.net.paths.congestion.bbr import HIGH_GAIN
+from testbed.net.paths.congestion.linux_tcp import INITIAL_WINDOW_PACKETS
 from testbed.prediction.packets.bbr_policer import PolicerDetector
 from testbed.prediction.packets.congestion_control import (
     PACE_SHARE,
@@ -17,8 +18,8 @@ from testbed.prediction.packets.congestion_control import (
 )
 
 STARTUP, DRAIN, PROBE_RATE, PROBE_ROUND_TRIP = range(4)
-HIGH = 2885 / 1000 + 1 / 1000  # `bbr_high_gain`
-LOW = 1000 / 2885
+THOUSANDTHS = int(1000 * HIGH_GAIN)
+HIGH, LOW = THOUSANDTHS / 1000 + 1 / 1000, 1000 / THOUSANDTHS  # `bbr_high_gain`, `bbr_drain_gain`
 WINDOW_GAIN = 2.0
 GAINS = {STARTUP: (HIGH, HIGH), DRAIN: (LOW, HIGH), PROBE_ROUND_TRIP: (1.0, 1.0)}
 CYCLE = (1.25, 0.75, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from testbed.net.paths.congestion import Growth
-from testbed.net.paths.losses import INITIAL_WINDOW_PACKETS, MIN_WINDOW_PACKETS
+from testbed.net.paths.congestion.linux_tcp import INITIAL_WINDOW_PACKETS, WindowUse, window_after_loss
 
 PACE_SHARE = 1024  # the NIC's queue may hold 1/1024 s of a connection at its pace (`sk_pacing_shift`)
 
@@ -117,7 +117,7 @@ class LossBasedControl(Control):
         self._undo_state = self.window, self._threshold  # before the last timeout
         # PRR: window before recovery, packets delivered since, packets transmitted when it began
         self._prior = self._delivered_since = self._transmitted_before = 0
-        self._is_window_limited, self._most_out, self._most_out_until = False, 0, 0
+        self._use = WindowUse()
 
     def pace(self, packet_bytes: int, out: int, smoothed_s: float) -> float:
         """Return the rate that Linux computes though nothing is paced by it (`tcp_update_pacing_rate`)."""
@@ -130,13 +130,8 @@ class LossBasedControl(Control):
         self._growth.idle(idle_s)
 
     def on_window_use(self, full: bool, out: int, unacknowledged: int, next_byte: int) -> None:
-        """Record for a round trip how the window is used (`tcp_cwnd_validate`)."""
-        if (
-            full
-            or unacknowledged >= self._most_out_until
-            or (not self._is_window_limited and out > self._most_out)
-        ):
-            self._is_window_limited, self._most_out, self._most_out_until = full, out, next_byte
+        """Record for a round trip how the window is used."""
+        self._use.record(full, out, unacknowledged, next_byte)
 
     def on_rtt_sample(
         self, now_s: float, latest_s: float, unacknowledged: int, next_byte: int, pace: Callable[[], float]
@@ -172,27 +167,21 @@ class LossBasedControl(Control):
     def _grow(self, delivered: int, now_s: float) -> None:
         window = self.window
         if window < self._threshold:
-            if not self._is_window_limited and window >= 2 * self._most_out:
+            if not self._use.allows_slow_start(window):
                 return
             self.window = min(window + delivered, self._threshold)
             delivered -= int(self.window - window)
-        if delivered > 0 and self._is_window_limited and self.window >= self._threshold:
+        if delivered > 0 and self._use.is_full and self.window >= self._threshold:
             # the kernel's minimum is 0 until it has a sample, for instance after the loss of a whole window
             least_s = self._least_s if self._least_s < math.inf else 0.0
             self.window = self._growth.grown(self.window, delivered, now_s, least_s)
-
-    def _reduce_threshold(self) -> None:
-        # the kernel's windows are integers
-        self._threshold = max(
-            MIN_WINDOW_PACKETS, float(int(self._growth.after_loss(float(int(self.window)))))
-        )
 
     def enter_recovery(self, sent: int, *, after_timeout: bool) -> None:
         """Start proportional rate reduction."""
         self._prior, self._transmitted_before = int(self.window), sent
         self._delivered_since = 0
         if not after_timeout:
-            self._reduce_threshold()
+            self._threshold = window_after_loss(self._growth, self.window)
 
     def exit_recovery(self) -> None:
         """Set the window to the threshold."""
@@ -200,14 +189,14 @@ class LossBasedControl(Control):
 
     def on_probe_repair(self) -> None:
         """Reduce the window as for any loss."""
-        self._reduce_threshold()
+        self._threshold = window_after_loss(self._growth, self.window)
         self.window = self._threshold
 
     def on_timeout(self, in_flight: int, *, is_new_episode: bool) -> None:
         """Reduce the window to one packet and reset the growth (`tcp_enter_loss`)."""
         if is_new_episode:
             self._undo_state = self.window, self._threshold
-            self._reduce_threshold()
+            self._threshold = window_after_loss(self._growth, self.window)
             self._growth = type(self._growth)()
             if self._hystart:
                 self._hystart.reset()

@@ -6,9 +6,7 @@ receiver acknowledges a segment with a frame on the same connection, which makes
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from random import Random
 
@@ -16,11 +14,11 @@ from testbed.clock import STEP_ALIGNMENT_S
 from testbed.comm.transport.channels import FRAME, StripeSettings
 from testbed.net.paths.hops import PacketHop
 from testbed.net.paths.network import ANY, Ends, Network
-from testbed.prediction.channels import NO_STATE, ConnectionState, Warmup
+from testbed.prediction.channels import Warmup
 from testbed.prediction.events import Event, EventQueue
 from testbed.prediction.packets.links import ClassfulLinkQueue, Entrance, LinkQueue, Place
 from testbed.prediction.packets.sender import Sender
-from testbed.prediction.striping import RoundRobin
+from testbed.prediction.striping import Part, Striper
 
 # Maximum random extra delay of a link, seeded by its name. Without it identical buildings would lose the same packets
 # at the same time, since only the order of simultaneous events would differ.
@@ -37,18 +35,13 @@ class PacketConnections:
         self._draw_bbr = draw or Random(network.seed)
         self.links: dict[str, LinkQueue | ClassfulLinkQueue] = {}
         self.senders: dict[tuple[Ends, int, int], Sender] = {}
-        self._pairs: dict[tuple[Ends, int], StripedPair] = {}
+        self._pairs: dict[tuple[Ends, int], Striper] = {}
         self._no_reply_yet: tuple[Ends, int, int] | None = None  # its receiver has not replied yet
 
     @property
     def overflowed(self) -> bool:
         """Whether any queue has overflowed, so that steps differ."""
         return any(link.dropped for link in self.links.values())
-
-    @property
-    def state(self) -> ConnectionState:
-        """The connections themselves."""
-        return NO_STATE._replace(packets=self)
 
     def shift(self, seconds: float) -> None:
         """Do nothing: `continue_on` shifts all times."""
@@ -133,101 +126,30 @@ class PacketConnections:
             found.append(link if isinstance(link, LinkQueue) else Place(link, hop.number))
         return found
 
-    def _pair(self, ends: Ends, dscp: int, stripes: StripeSettings) -> StripedPair:
+    def _pair(self, ends: Ends, dscp: int, stripes: StripeSettings) -> Striper:
         if (ends, dscp) not in self._pairs:
             forward, backward = (
                 [self._sender(way, dscp, channel) for channel in range(stripes.connections)]
                 for way in (ends, ends[::-1])
             )
-            self._pairs[ends, dscp] = StripedPair(stripes, forward, backward)
+            self._pairs[ends, dscp] = striped_pair(stripes, forward, backward)
         return self._pairs[ends, dscp]
 
 
-@dataclass(eq=False)
-class _Message:
-    """A striped message: bytes not cut yet, segments that sockets have not taken, segments that have not arrived."""
+def striped_pair(stripes: StripeSettings, forward: Sequence[Sender], backward: Sequence[Sender]) -> Striper:
+    """Return the striping from one rank to another, per traffic class. forward, backward: senders, by channel."""
 
-    left_bytes: float
-    accepted: Event
-    on_arrival: Action
-    unaccepted: int = 0
-    pending: int = 0
+    def send_part(
+        channel: int, part: Part, turn: int | None, accepted: Event, on_arrival: Action, on_ack: Action | None
+    ) -> None:
+        def arrive() -> None:
+            if on_ack is not None:
+                backward[channel].send(FRAME.size, Event(), _ignore, on_ack)
+            on_arrival()
 
-    @property
-    def is_complete(self) -> bool:
-        return self.left_bytes <= 0 and not self.pending
+        forward[channel].send(FRAME.size + part.size_bytes, accepted, _ignore, arrive)
 
-
-@dataclass(eq=False)
-class StripedPair:
-    """Striping from one rank to another, per traffic class. forward, backward: senders per direction, by channel."""
-
-    stripes: StripeSettings
-    forward: Sequence[Sender]
-    backward: Sequence[Sender]
-    _round_robin: RoundRobin = field(init=False)
-    _waiting: deque[_Message] = field(default_factory=deque)
-    _order: deque[_Message] = field(default_factory=deque)
-
-    def __post_init__(self) -> None:
-        self._round_robin = RoundRobin(len(self.forward), self.stripes.outstanding)
-
-    def send(self, size_bytes: float, accepted: Event, on_arrival: Action) -> None:
-        """Send a message.
-
-        accepted: happens when the sockets have all of it. on_arrival: called on arrival, after all earlier ones.
-        """
-        if size_bytes <= self.stripes.fast_bytes:
-            self.forward[0].send(FRAME.size + size_bytes, accepted, _ignore, on_arrival)
-            return
-        message = _Message(size_bytes, accepted, on_arrival)
-        self._waiting.append(message)
-        if self.stripes.mode == "dqplb":
-            self._order.append(message)
-        self._assign()
-
-    def _assign(self) -> None:
-        """Send segments as far as there is room."""
-        while self._waiting and (channel := self._round_robin.next_channel()) is not None:
-            message = self._waiting[0]
-            size_bytes = min(self.stripes.segment_bytes, message.left_bytes)
-            message.left_bytes -= size_bytes
-            if message.left_bytes <= 0:
-                self._waiting.popleft()
-            self._segment(message, channel, size_bytes)
-            if message.left_bytes <= 0 and self.stripes.mode == "spray":
-                message.pending += 1
-                self.forward[0].send(FRAME.size, Event(), _ignore, partial(self._count_arrival, message))
-
-    def _segment(self, message: _Message, channel: int, size_bytes: float) -> None:
-        def on_arrival() -> None:
-            self.backward[channel].send(FRAME.size, Event(), _ignore, on_ack)
-            self._count_arrival(message)
-
-        def on_ack() -> None:
-            self._round_robin.unacknowledged[channel] -= 1
-            self._assign()
-
-        def on_accepted() -> None:
-            message.unaccepted -= 1
-            if not message.unaccepted and message.left_bytes <= 0:
-                message.accepted.trigger()
-
-        accepted = Event()
-        message.pending += 1
-        message.unaccepted += 1
-        accepted.and_then(on_accepted)
-        self.forward[channel].send(FRAME.size + size_bytes, accepted, _ignore, on_arrival)
-
-    def _count_arrival(self, message: _Message) -> None:
-        """Count an arrived segment or end marker."""
-        message.pending -= 1
-        if self.stripes.mode == "spray":
-            if message.is_complete:
-                message.on_arrival()
-            return
-        while self._order and self._order[0].is_complete:
-            self._order.popleft().on_arrival()
+    return Striper(stripes, len(forward), lambda: None, send_part, by_segment=True)
 
 
 def _ignore() -> None:

@@ -190,18 +190,39 @@ F = TypeVar("F", bound=Frame)
 
 
 class PathHop(Generic[F]):
-    """A link on a connection's path. on_arrival: called with arrived frames. on_loss: called with lost ones."""
+    """A link on a connection's path. on_arrival: called with arrived frames. on_loss: called with lost ones.
 
-    __slots__ = ("_deliver", "_in_flight", "_on_arrival", "_on_loss", "events")
+    enter: enqueues a frame.
+    """
+
+    __slots__ = ("_deliver", "_in_flight", "_on_arrival", "_on_loss", "enter", "events")
 
     def __init__(
-        self, events: EventQueue, on_arrival: Callable[[F], None], on_loss: Callable[[F], None] | None
+        self,
+        entrance: Entrance,
+        events: EventQueue,
+        on_arrival: Callable[[F], None],
+        on_loss: Callable[[F], None] | None,
     ) -> None:
         self.events = events
         self._on_arrival, self._on_loss = on_arrival, on_loss
+        self.enter: Callable[[F], None] = (
+            partial(self._enter_queue, entrance)
+            if isinstance(entrance, LinkQueue)
+            else partial(self._enter_class, *entrance)
+        )
         # frames stay in order: arrival time and turn of each; only the first one is in the event queue
         self._in_flight: deque[tuple[float, int, F]] = deque()
         self._deliver = self.deliver
+
+    def _enter_queue(self, line: LinkQueue, frame: F) -> None:
+        """Enqueue a frame into the link's only queue: its arrival time is known now."""
+        self.leave(frame, line.take(self.events.now_s, frame.frame_bytes))
+
+    def _enter_class(self, line: ClassfulLinkQueue, number: int, frame: F) -> None:
+        takes = line.take(self.events, number, frame.frame_bytes, partial(self.leave, frame))
+        if not takes and self._on_loss is not None:
+            self._on_loss(frame)
 
     def leave(self, frame: F, arrival_s: float | None) -> None:
         """Put a frame onto the link. arrival_s: arrival time at the far end; None if it is lost."""
@@ -224,49 +245,6 @@ class PathHop(Generic[F]):
         self._on_arrival(frame)
 
 
-class FifoHop(PathHop[F]):
-    """A link with one queue: a frame's arrival time is known when it enters."""
-
-    __slots__ = ("_take",)
-
-    def __init__(
-        self,
-        line: LinkQueue,
-        events: EventQueue,
-        on_arrival: Callable[[F], None],
-        on_loss: Callable[[F], None] | None,
-    ) -> None:
-        super().__init__(events, on_arrival, on_loss)
-        self._take = line.take
-
-    def enter(self, frame: F) -> None:
-        """Enqueue a frame."""
-        self.leave(frame, self._take(self.events.now_s, frame.frame_bytes))
-
-
-class ClassfulHop(PathHop[F]):
-    """A link with a queue per traffic class."""
-
-    __slots__ = ("_place",)
-
-    def __init__(
-        self,
-        place: Place,
-        events: EventQueue,
-        on_arrival: Callable[[F], None],
-        on_loss: Callable[[F], None] | None,
-    ) -> None:
-        super().__init__(events, on_arrival, on_loss)
-        self._place = place
-
-    def enter(self, frame: F) -> None:
-        """Enqueue a frame."""
-        line, number = self._place
-        takes = line.take(self.events, number, frame.frame_bytes, partial(self.leave, frame))
-        if not takes and self._on_loss is not None:
-            self._on_loss(frame)
-
-
 class FramePath(Generic[F]):
     """All links of a connection in one direction; frames enter with `enter`. on_arrival, on_loss: see `PathHop`."""
 
@@ -280,12 +258,8 @@ class FramePath(Generic[F]):
         self._hops: list[PathHop[F]] = []
         self.enter = on_arrival
         for hop in reversed(hops):
-            of = events, self.enter, on_loss
-            hop_queue: FifoHop[F] | ClassfulHop[F] = (
-                FifoHop(hop, *of) if isinstance(hop, LinkQueue) else ClassfulHop(hop, *of)
-            )
-            self._hops.append(hop_queue)
-            self.enter = hop_queue.enter
+            self._hops.append(PathHop(hop, events, self.enter, on_loss))
+            self.enter = self._hops[-1].enter
 
     def continue_on(self, events: EventQueue) -> None:
         """Continue on another event queue; nothing is in flight."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from testbed.clock import KERNEL_TICK_S
-from testbed.net.paths.losses import DELAYED_ACK_S, DUP_THRESHOLD, MIN_RTO_S
+from testbed.net.paths.congestion.linux_tcp import DELAYED_ACK_S, DUP_THRESHOLD, MIN_RTO_S
 from testbed.prediction.events import EventQueue
 from testbed.prediction.packets.links import Entrance, FramePath
 from testbed.prediction.packets.send_queue import Acknowledgement, Packet

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from testbed.net.paths.losses import MIN_RTO_S
+from testbed.net.paths.congestion.linux_tcp import MIN_RTO_S
 from testbed.prediction.packets.links import Entrance
 from testbed.prediction.packets.receiver import ACKNOWLEDGEMENT_BYTES
 

@@ -14,8 +14,13 @@ from random import Random
 
 from testbed.comm.transport.wire import PACKET_HEADERS_BYTES
 from testbed.net.fabric.namespace_setup import LIMIT_OUTPUT_BYTES
+from testbed.net.paths.congestion.linux_tcp import (
+    DUP_THRESHOLD,
+    INITIAL_WINDOW_PACKETS,
+    MIN_RTO_S,
+    REORDERING,
+)
 from testbed.net.paths.hops import PacketPath
-from testbed.net.paths.losses import DUP_THRESHOLD, INITIAL_WINDOW_PACKETS, MIN_RTO_S, REORDERING
 from testbed.prediction.events import Event, EventQueue, SendBuffer
 from testbed.prediction.packets.bbr import Bbr
 from testbed.prediction.packets.congestion_control import PACE_SHARE, AckSample, Control, LossBasedControl
@@ -88,11 +93,6 @@ class Sender:
         self._ack = AckSample()
         self.retransmitted = 0
 
-    @property
-    def window(self) -> float:
-        """The congestion window in packets."""
-        return self._control.window
-
     def join(self, peer: Sender) -> None:
         """Join both directions of a connection, so that data packets carry acknowledgements."""
         for own, peer_side in ((self, peer), (peer, self)):
@@ -109,7 +109,7 @@ class Sender:
         scoreboard = self._scoreboard
         if (
             not self._unsent
-            and scoreboard.in_flight < self.window
+            and scoreboard.in_flight < self._control.window
             and not scoreboard.next_lost()
             and not self._in_nic.waits(self._events.now_s)
         ):

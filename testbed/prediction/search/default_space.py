@@ -8,6 +8,7 @@ from typing import Any
 
 from testbed.spec.catalogue import placements
 from testbed.spec.parallelism import (
+    AS_RECORDED,
     BY_DISTANCE,
     BY_SPEED,
     CONSECUTIVE,
@@ -16,11 +17,10 @@ from testbed.spec.parallelism import (
     TOPOLOGY_AWARE,
     ScheduleSpec,
 )
-from testbed.spec.recorded_job import AS_RECORDED
 from testbed.spec.scenario import Scenario
 from testbed.spec.units import format_size
+from testbed.workload.job.kinds.trace import collectives_of, recorded_trace
 from testbed.workload.job.rank_hardware import slowdowns_of
-from testbed.workload.job.recorded_trace import collectives_of, recorded_trace
 from testbed.workload.models import dimensions
 from testbed.workload.stages import layers_of
 from testbed.workload.traces.rank_orders import placements_of

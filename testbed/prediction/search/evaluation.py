@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -159,7 +158,7 @@ def _job(scenario: Scenario, changes: Changes) -> Job | Infeasible:
         return infeasible
     try:
         own = apply_changes(scenario, changes)
-        job = _plan_cache.job(scenario, own, changes)
+        job = _job_of(scenario, own, changes)
         check_memory(job.workload)
         return job
     except ConfigError as error:
@@ -175,33 +174,17 @@ def _calibration(scenario: Scenario) -> Calibration:
 _calibrations: IdentityCache[Calibration] = IdentityCache(1)
 
 
-class _PlanCache:
-    """A cache of the plans of one scenario's last configurations."""
-
-    def __init__(self) -> None:
-        self._scenario: Scenario | None = None
-        self._known: OrderedDict[str, Workload] = OrderedDict()
-
-    def job(self, scenario: Scenario, own: Scenario, changes: Changes) -> Job:
-        """Return the job of a configuration, `own`, of the scenario. Raises ConfigError."""
-        if own.workload.parallelism is None:
-            return job_of(own, Scale())
-        if self._scenario is not scenario:
-            self._scenario, self._known = scenario, OrderedDict()
-        rest = {path: value for path, value in changes.items() if not path.startswith(ROUTED)}
-        key = Configuration(rest).key
-        if key not in self._known:
-            job = job_of(own, Scale())
-            self._known[key] = job.workload
-            while len(self._known) > REMEMBERED:
-                self._known.popitem(last=False)
-            return job
-        self._known.move_to_end(key)
-        topology = own.topology.resolve(Scale())
-        return Job(own, Scale(), topology, own.rank_hosts(topology), self._known[key])
+_workloads: IdentityCache[Workload] = IdentityCache(REMEMBERED)
 
 
-_plan_cache = _PlanCache()
+def _job_of(scenario: Scenario, own: Scenario, changes: Changes) -> Job:
+    """Return the job of a configuration, `own`, of the scenario. Raises ConfigError."""
+    if own.workload.parallelism is None:
+        return job_of(own, Scale())
+    rest = {path: value for path, value in changes.items() if not path.startswith(ROUTED)}
+    workload = _workloads.of((scenario,), lambda: job_of(own, Scale()).workload, Configuration(rest).key)
+    topology = own.topology.resolve(Scale())
+    return Job(own, Scale(), topology, own.rank_hosts(topology), workload)
 
 
 def apply_changes(scenario: Scenario, changes: Changes) -> Scenario:
@@ -270,7 +253,7 @@ def _memory_bytes(job: Job, alive: Sequence[float]) -> list[float]:
     training, workload = job.workload.training, job.scenario.workload
     if training is None or workload.model is None:
         return []
-    positions = [coordinate[PIPELINE] for coordinate in training.mesh.coordinates()]
+    positions = [coordinate[PIPELINE] for coordinate in training.mesh.coordinates]
     owners, itemsize, layers = training.schedule.owners, workload.itemsize, training.layers
     return accelerator_bytes(workload.model, training.mesh, owners, alive, itemsize, positions, layers)
 

@@ -20,10 +20,10 @@ from testbed.show.exchange.topology_export import shortest_s
 from testbed.spec.buildings import Building
 from testbed.spec.catalogue import accelerators
 from testbed.spec.topology import Topology
-from testbed.workload.traces import Collective, PointToPoint
 from testbed.workload.traces.chakra import write_job
+from testbed.workload.traces.chakra.folder import NAME
 from testbed.workload.traces.chakra.groups import NETWORK_FILE
-from testbed.workload.traces.chakra.writer import NAME
+from testbed.workload.traces.trace import Collective, PointToPoint
 
 SYSTEM_FILE, MEMORY_FILE, START_FILE = "system.json", "memory.json", "run.sh"
 GIGABYTE = 2**30  # ASTRA-sim's unit of bandwidth

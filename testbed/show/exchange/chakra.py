@@ -20,13 +20,12 @@ from testbed.spec.scale import UNSCALED
 from testbed.spec.scenario import Scenario, load_scenario
 from testbed.workload.job.job import Workload, workload_of
 from testbed.workload.job.kinds import JobRequest
-from testbed.workload.job.kinds.trace import place_trace
-from testbed.workload.job.recorded_trace import recorded_trace
+from testbed.workload.job.kinds.trace import place_trace, recorded_trace
 from testbed.workload.plan import Block, Computing
 from testbed.workload.trace_conversion import Durations, TraceInfo, trace_of
-from testbed.workload.traces import Compute, JobTrace
 from testbed.workload.traces.chakra import write_job
-from testbed.workload.traces.chakra.writer import NAME, Times
+from testbed.workload.traces.chakra.folder import NAME, Times
+from testbed.workload.traces.trace import Compute, JobTrace
 
 SCENARIO = "scenario.yaml"
 

@@ -19,7 +19,7 @@ from typing import Any
 import yaml
 
 from testbed.spec.hardware import UNSET_HARDWARE
-from testbed.spec.link_direction import Direction
+from testbed.spec.link_direction import PACKET_FAULTS, Direction
 from testbed.spec.scale import Scale
 from testbed.spec.topology import Topology, TopologySpec
 
@@ -122,7 +122,7 @@ def list_losses(spec: TopologySpec) -> list[str]:
     """Return what of a topology plain routers lack, in words."""
     topology, buildings = spec.resolve(), spec.buildings.values()
     directions = [way for link in topology.wan for _, _, way in link.directions]
-    reshaped = any(way.duplicate or way.reorder or way.corrupt for way in directions)
+    *others, last = (fault.noun for fault in PACKET_FAULTS.values())
     cut_through = any(building.switching == "cut_through" for building in buildings)
     lacking = {
         "tiers of switches inside buildings: replaced by one router": any(one.clos for one in buildings),
@@ -130,7 +130,7 @@ def list_losses(spec: TopologySpec) -> list[str]:
         "regions": any(one.region for one in buildings),
         "hosts' accelerators": any(host.hardware != UNSET_HARDWARE for host in topology.hosts),
         "cut-through switching: routers store and forward": cut_through,
-        "duplication, reordering and corruption of packets": reshaped,
+        f"{', '.join(others)} and {last} of packets": any(way.faults for way in directions),
         "bursts of loss: as many losses at random": any(way.loss_bursts for way in directions),
         "ECN marks": any(way.ecn_bytes for way in directions),
         "pause frames of switches: queues drop instead": bool(topology.pauses),

@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 from markupsafe import Markup
 
-from testbed.measure.fidelity.verdict import ORDER
+from testbed.measure.fidelity.verdict import ORDER, Invariant
 from testbed.measure.results.link_summary import LinkUse, PausedLink, link_ends
 from testbed.measure.results.records import JsonObject
-from testbed.measure.results.result import InvariantRecord, Variant
+from testbed.measure.results.result import Variant
 from testbed.show.report.charts import draw_time_axis, variant_css
 from testbed.show.report.svg import CHART_WIDTH, Axis, Drawing
 from testbed.spec.units import size_text, time_text
@@ -164,7 +164,7 @@ class Reason(NamedTuple):
     """A failed invariant of a variant."""
 
     variant: Variant
-    invariant: InvariantRecord
+    invariant: Invariant
 
 
 def reasons(variants: Sequence[Variant]) -> tuple[list[Reason], list[Reason]]:

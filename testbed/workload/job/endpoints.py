@@ -108,16 +108,6 @@ class SocketRules:
                 with settings.make() as trial:
                     settings.apply(trial)
 
-    @classmethod
-    def from_document(cls, document: dict[str, Any]) -> SocketRules:
-        """Rebuild the rules from `dataclasses.asdict`, after a round trip through JSON."""
-        rules = [
-            SocketRule(**{**rule, "dscps": None if rule["dscps"] is None else tuple(rule["dscps"])})
-            for rule in document["rules"]
-        ]
-        bdp_bytes = tuple(map(tuple, document["bdp_bytes"]))
-        return cls(tuple(rules), bdp_bytes, tuple(map(tuple, document["planned"])))
-
 
 LISTEN_PORT = 29_500
 BOOTSTRAP_PORT = 29_499
@@ -256,19 +246,6 @@ class JobEndpoints:
             found.append(step.round_trip_s(packet_bytes) / settings.window_bytes)
         return max(found)
 
-    @classmethod
-    def from_document(cls, document: dict[str, Any]) -> JobEndpoints:
-        """Rebuild endpoints from `dataclasses.asdict`, after a round trip through JSON."""
-        document["ranks"] = tuple(RankEndpoint(**item) for item in document["ranks"])
-        document["sockets"] = SocketRules.from_document(document["sockets"])
-        document["distances"] = tuple(map(tuple, document["distances"]))
-        document["bdp_bytes"] = tuple(map(tuple, document["bdp_bytes"]))
-        document["path_bps"] = tuple(map(tuple, document["path_bps"]))
-        document["round_trips_s"] = tuple(map(tuple, document["round_trips_s"]))
-        document["port_bps"] = tuple(document["port_bps"])
-        document["software"] = Software.from_document(document["software"])
-        return cls(**document)
-
 
 @dataclass(frozen=True)
 class JoinedRank:
@@ -364,8 +341,3 @@ class BackgroundHost:
     dscp: int
     congestion_control: str | None
     source_port: int
-
-    @classmethod
-    def from_document(cls, document: dict[str, Any]) -> BackgroundHost:
-        """Rebuild a host from `dataclasses.asdict`, after a round trip through JSON."""
-        return cls(**{**document, "targets": tuple(document["targets"])})

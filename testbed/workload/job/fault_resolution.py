@@ -96,7 +96,7 @@ def _swap_place(event: EventSpec, plan: JobPlan, place: int, source: str, index:
         for number, operation in enumerate(own)
         if isinstance(operation, GroupCollective)
         and operation.group == meant.group
-        and operation.anonymous != meant.anonymous
+        and operation.exchange_key != meant.exchange_key
     ]
     if not others:
         name = plan.groups[meant.group][0]
@@ -190,7 +190,7 @@ def replicas_of(mesh: Mesh) -> tuple[tuple[int, ...], ...]:
         return (tuple(range(mesh.size)),)
     found: dict[int, list[int]] = {}
     inner = [name for name in mesh.order if name != REPLICATE]
-    coordinates = mesh.coordinates()
+    coordinates = mesh.coordinates
     for rank in sorted(range(mesh.size), key=lambda rank: [coordinates[rank][name] for name in inner]):
         found.setdefault(coordinates[rank][REPLICATE], []).append(rank)
     return tuple(tuple(found[number]) for number in sorted(found))

@@ -6,7 +6,7 @@ All figures are emulated.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 
@@ -23,21 +23,27 @@ from testbed.spec.scenario import Scenario
 from testbed.spec.topology import Topology
 from testbed.spec.workload import WorkloadSpec
 from testbed.workload.dispatch import Dispatching, ExecutedPlan
-from testbed.workload.job.endpoint_resolution import endpoints_on, resolve_endpoints
+from testbed.workload.job.endpoint_resolution import (
+    Pairs,
+    endpoints_on,
+    flows_of,
+    planned_rates,
+    resolve_endpoints,
+    socket_rules_of,
+)
 from testbed.workload.job.endpoints import THIS_NAMESPACE, JobEndpoints, Planned
 from testbed.workload.job.errors import wrong_workload
 from testbed.workload.job.fault_resolution import replication_of
 from testbed.workload.job.kinds import JobRequest, make_plan
+from testbed.workload.job.kinds.trace import recorded_trace
 from testbed.workload.job.launch_spec import Replication
-from testbed.workload.job.recorded_trace import recorded_trace
-from testbed.workload.job.traffic_matrix import Pairs, flows_of, planned_rates, socket_rules_of
 from testbed.workload.job.training import Training
 from testbed.workload.job.tuning_choice import tuning_of
 from testbed.workload.plan import Computing, GroupCollective, JobPlan, Message, Pause
 from testbed.workload.plan_volume import plan_elements, plan_traffic
 from testbed.workload.plans.validation import check_plugin_algorithms
 from testbed.workload.schedules import implied_actions
-from testbed.workload.serving import Serving
+from testbed.workload.serving.request_plan import Serving
 
 # a search declares the same plan's traffic to many policies
 _flows_cache: IdentityCache[list[Flow]] = IdentityCache(8)
@@ -62,7 +68,6 @@ class Job:
     hosts: Sequence[Host]
     workload: Workload
     link_engine: str = NETEM
-    _flows: dict[str, list[Flow]] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def flows(self) -> list[Flow]:
@@ -71,11 +76,9 @@ class Job:
 
     def flows_of(self, algorithm: str) -> list[Flow]:
         """Return the flows that ranks will send with this algorithm, with ports and bytes."""
-        if algorithm not in self._flows:
-            objects = self.workload.plan, self.scenario.transport, self.topology, *self.hosts
-            parameters = algorithm, self.scale, self.scenario.seed
-            self._flows[algorithm] = _flows_cache.of(objects, partial(self._flows_of, algorithm), parameters)
-        return self._flows[algorithm]
+        objects = self.workload.plan, self.scenario.transport, self.topology, *self.hosts
+        parameters = algorithm, self.scale, self.scenario.seed
+        return _flows_cache.of(objects, partial(self._flows_of, algorithm), parameters)
 
     def _flows_of(self, algorithm: str) -> list[Flow]:
         return [

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from testbed.comm.replicas import Policy, RingSettings
+from testbed.documents import from_json, to_json
 from testbed.workload.dispatch import Dispatching
 from testbed.workload.job.endpoints import BackgroundHost, JobEndpoints
 from testbed.workload.plan import JobPlan
@@ -55,30 +53,12 @@ class JobSpec:
 
     def to_json(self) -> str:
         """Return the job as one line of JSON."""
-        document = dataclasses.asdict(dataclasses.replace(self, plan=JobPlan(), dispatching=None))
-        document["plan"] = self.plan.to_document()
-        if self.dispatching is not None:
-            document["dispatching"] = self.dispatching.to_document()
-        document["task"] = "steps"
-        return json.dumps(document)
+        return to_json(self, task="steps")
 
     @classmethod
     def from_json(cls, text: str) -> JobSpec:
         """Rebuild a job from `to_json`."""
-        document: dict[str, Any] = json.loads(text)
-        del document["task"]
-        document["plan"] = JobPlan.from_document(document["plan"])
-        document["wiring"] = JobEndpoints.from_document(document["wiring"])
-        document["background_traffic"] = tuple(
-            map(BackgroundHost.from_document, document["background_traffic"])
-        )
-        document["rank_faults"] = tuple(RankFault(**item) for item in document["rank_faults"])
-        if document["replication"] is not None:
-            document["replication"] = Replication.from_document(document["replication"])
-        if document["dispatching"] is not None:
-            document["dispatching"] = Dispatching.from_document(document["dispatching"])
-        document["steps"] = tuple(Step(**item) for item in document["steps"])
-        return cls(**document)
+        return from_json(cls, text)
 
 
 def plan_steps(variants: Mapping[str, str], trials: int, warmup: int, in_turns: bool) -> tuple[Step, ...]:
@@ -158,17 +138,3 @@ class Replication:
     def tolerant(self) -> bool:
         """Whether replicas continue without a lost one."""
         return self.policy.mode == "ftar"
-
-    @classmethod
-    def from_document(cls, document: dict[str, Any]) -> Replication:
-        """Rebuild the replicas from `dataclasses.asdict`, after a round trip through JSON."""
-        return cls(
-            tuple(map(tuple, document["replicas"])),
-            Policy(**document["policy"]),
-            RingSettings(**document["ring"]),
-            document["heartbeat_s"],
-            tuple(document["state_elements"]),
-            document["dscp"],
-            tuple(document["silent"]),
-            tuple(document["checkpoint_elements"]),
-        )

@@ -57,7 +57,7 @@ def with_stragglers(
 def slowest_ranks(mesh: Mesh, slowdowns: Mapping[int, float]) -> list[list[float]]:
     """Return the slowdown of the slowest rank, by replica and position in the pipeline."""
     slowest = [[0.0] * mesh.outside[PIPELINE] for _ in range(mesh.outside[REPLICATE])]
-    for rank, coordinate in enumerate(mesh.coordinates()):
+    for rank, coordinate in enumerate(mesh.coordinates):
         replica, position = slowest[coordinate[REPLICATE]], coordinate[PIPELINE]
         replica[position] = max(replica[position], slowdowns.get(rank, 1.0))
     return slowest

@@ -20,6 +20,7 @@ from testbed.workload.schedules import (
     Costs,
     Schedule,
     ScheduleError,
+    ScheduleRequest,
     find_schedule,
     make_schedule,
     read_csv,
@@ -108,18 +109,9 @@ def _make(
     asked: ScheduleSpec, ranks: int, costs: Costs, beat_s: float = math.inf, named: Costs | None = None
 ) -> Schedule:
     make = _cached_schedule if asked.name in SCHEDULES else make_schedule
+    numbers = ranks, asked.microbatches, asked.chunks, asked.memory
     try:
-        return make(
-            asked.name,
-            ranks,
-            asked.microbatches,
-            costs,
-            asked.chunks,
-            asked.memory,
-            asked.time_limit_s,
-            beat_s,
-            named,
-        )
+        return make(asked.name, ScheduleRequest(*numbers, costs, asked.time_limit_s, beat_s, named))
     except ScheduleError as error:
         raise wrong_workload("schedule", error.found, error.expected) from None
 

@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
 
 from testbed.comm.transport import Software
 from testbed.net.paths import Network, network_of
@@ -86,15 +85,6 @@ class Training:
     microbatches: tuple[int, ...] = ()
 
 
-class _PlannedStep(NamedTuple):
-    mesh: Mesh
-    schedule: Schedule
-    stages: list[Stage]
-    layers: tuple[int, ...]
-    microbatches: tuple[int, ...]
-    plan: JobPlan
-
-
 def plan_training(
     scenario: Scenario,
     topology: Topology,
@@ -109,7 +99,6 @@ def plan_training(
     """
     workload = scenario.workload
     assert workload.parallelism is not None
-    asked = workload.schedule or ScheduleSpec()
     network = network_of(topology, hosts, link_engine)
     hardware = slowdowns_of(workload, hosts)
     slowdowns = with_stragglers(hardware, workload.parallelism.stragglers, hosts)
@@ -117,24 +106,9 @@ def plan_training(
     mapping = map_hosts(workload.parallelism.mapping, hosts, network, hardware)
     if workload.parallelism.mapping == TOPOLOGY_AWARE:
         first = planner.plan(())
-        buildings = [topology.building(host.building).index for host in hosts]
         pairs = plan_traffic(first.plan.with_algorithm(scenario.algorithms[0]), itemsize)
-        mapping = minimize_crossing(pairs, buildings, first.mesh.mappings())
-    mesh, schedule, stages, layers, microbatches, plan = planner.plan(mapping)
-    return Training(
-        mesh,
-        schedule,
-        tuple(stages),
-        plan,
-        network,
-        itemsize,
-        modelled_software(scenario.transport, scale),
-        scenario.algorithms[0],
-        workload.training_steps_per_step,
-        asked.memory_limit_bytes,
-        layers,
-        microbatches,
-    )
+        mapping = minimize_crossing(pairs, planner.buildings, first.mesh.mappings())
+    return planner.plan(mapping)
 
 
 class _Planner:
@@ -151,11 +125,11 @@ class _Planner:
     ) -> None:
         self.scenario, self.network, self.hosts = scenario, network, hosts
         self.scale, self.itemsize, self.slowdowns = scale, itemsize, slowdowns
-        topology = scenario.topology.resolve()
-        self.buildings = tuple(topology.building(host.building).index for host in hosts)
+        self.topology = scenario.topology.resolve()
+        self.buildings = tuple(self.topology.building(host.building).index for host in hosts)
         self.tuning = tuning_of(scenario.workload.tuning, scenario.name, "workload.tuning", scale)
 
-    def plan(self, mapping: Sequence[int]) -> _PlannedStep:
+    def plan(self, mapping: Sequence[int]) -> Training:
         workload = self.scenario.workload
         spec, asked = workload.parallelism, workload.schedule or ScheduleSpec()
         assert spec is not None
@@ -192,7 +166,7 @@ class _Planner:
             algorithms=spec.collectives,
             early_receives=asked.receives == "early",
             sequence_parallel=spec.tensor_communication == "sequence_parallel",
-            blocks=_block_wise(self.scenario, self.hosts),
+            blocks=self._block_wise(spec),
             routing_skew=spec.routing_skew,
             send_tokens=_send_tokens(self.network, self.hosts) if asked.wan_send_tokens else {},
             slowdowns=self.slowdowns,
@@ -205,9 +179,29 @@ class _Planner:
             outer=_outer_schedule(workload.outer, mesh),
         )
         plan = plan_job(mesh, schedule, stages, options, replica_schedules)
-        near = leaves_of(self.scenario.topology.resolve(), self.hosts) if spec.hierarchy == LEAVES else ()
-        whole = plan.with_placement(self.buildings, self.tuning, near)
-        return _PlannedStep(mesh, schedule, stages, layers, counts, whole)
+        near = leaves_of(self.topology, self.hosts) if spec.hierarchy == LEAVES else ()
+        return Training(
+            mesh,
+            schedule,
+            tuple(stages),
+            plan.with_placement(self.buildings, self.tuning, near),
+            self.network,
+            self.itemsize,
+            modelled_software(self.scenario.transport, self.scale),
+            self.scenario.algorithms[0],
+            workload.training_steps_per_step,
+            asked.memory_limit_bytes,
+            layers,
+            counts,
+        )
+
+    def _block_wise(self, spec: ParallelismSpec) -> BlockWise | None:
+        """Return how tensor-parallel ranks work in blocks, if they do; a node is the hosts of a leaf switch."""
+        _, overlaps, algorithm = spec.tensor_communication.rpartition("overlapped_")
+        if algorithm not in (RING, TREE):
+            return None
+        nodes = leaves_of(self.topology, self.hosts)
+        return BlockWise(algorithm, bool(overlaps), nodes, self.scenario.workload.gemm_half_rows)
 
     def _named_slowdowns(self, asked: ScheduleSpec, mesh: Mesh, stages: int) -> list[float]:
         """Return each stage's slowdown; asks the schedule which rank has a stage only where slowdowns differ."""
@@ -261,17 +255,6 @@ class _Planner:
         known = sorted((entry for one, *_ in found for entry in one.known), key=lambda entry: entry[1])
         searched = replace(best, bounds_s=bounds_s, known=tuple(known))
         return replace(schedule, searched=searched), stages, layers
-
-
-def _block_wise(scenario: Scenario, hosts: Sequence[Host]) -> BlockWise | None:
-    """Return how tensor-parallel ranks work in blocks, if they do; a node is the hosts of a leaf switch."""
-    spec = scenario.workload.parallelism
-    assert spec is not None
-    _, overlaps, algorithm = spec.tensor_communication.rpartition("overlapped_")
-    if algorithm not in (RING, TREE):
-        return None
-    nodes = leaves_of(scenario.topology.resolve(), hosts)
-    return BlockWise(algorithm, bool(overlaps), nodes, scenario.workload.gemm_half_rows)
 
 
 def _send_tokens(network: Network, hosts: Sequence[Host]) -> dict[tuple[int, int], SendToken]:

@@ -111,12 +111,12 @@ def _check_collectives(plan: JobPlan, itemsize: int) -> None:
         if not first:
             raise PlanProblem(where=where, got="no collective", expected="at least one, or no such group")
         for rank in members:
-            if [one.anonymous for one in own.get(rank, [])] != [one.anonymous for one in first]:
+            if [one.exchange_key for one in own.get(rank, [])] != [one.exchange_key for one in first]:
                 got = f"different collectives on rank {rank} and on rank {members[0]}"
                 raise PlanProblem(where=where, got=got, expected="the same in the same order on all members")
         if len(dscps := {plan.dscp(one) for one in first}) > 1:
             raise PlanProblem(where=where, got=f"DSCPs {sorted(dscps)}", expected="one DSCP in a group")
-        for one in {one.anonymous for one in first}:
+        for one in {one.exchange_key: one for one in first}.values():
             _check_algorithm(plan, one, where, itemsize)
 
 

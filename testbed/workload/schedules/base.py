@@ -5,21 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 from testbed.plugins import PluginError, Registry, attribute_errors
 from testbed.workload.schedules.actions import (
-    FORWARD,
-    INPUT,
-    WEIGHT,
     Action,
     Kind,
     Order,
     ScheduleError,
     check_orders,
     next_stage,
+    seconds_of,
 )
 
 
@@ -46,13 +44,13 @@ class Costs:
 
     def seconds(self, kind: Kind) -> float:
         """Return the seconds of a kind, on one stage for one microbatch."""
-        return _of(kind, (self.forward_s, self.input_s, self.weight_s))
+        return seconds_of(kind, (self.forward_s, self.input_s, self.weight_s))
 
     def of(self, action: Action) -> float:
         """Return the seconds of an action on its own stage."""
         if not self.stages:
             return self.seconds(action.kind) / action.parts
-        return _of(action.kind, self.stages[action.stage]) / action.parts
+        return seconds_of(action.kind, self.stages[action.stage]) / action.parts
 
     def hop(self, here: int, there: int) -> tuple[float, float]:
         """Return latency and time on the link between two neighbours in the pipeline."""
@@ -61,15 +59,6 @@ class Costs:
             self.latency_s[number] if self.latency_s else 0.0,
             self.busy_s[number] if self.busy_s else 0.0,
         )
-
-
-def _of(kind: Kind, seconds: tuple[float, float, float]) -> float:
-    forward_s, input_s, weight_s = seconds
-    if kind is FORWARD:
-        return forward_s
-    if kind is INPUT:
-        return input_s
-    return weight_s if kind is WEIGHT else input_s + weight_s
 
 
 @dataclass(frozen=True)
@@ -170,11 +159,7 @@ def schedule(
     *, chunks: int | None = 1, split: bool = False, by_costs: bool = False, searched: bool = False
 ) -> Callable[[MakeOrders], ScheduleEntry]:
     """Decorate a function that makes a schedule's orders; arguments are those of `ScheduleEntry`."""
-
-    def made(make: MakeOrders) -> ScheduleEntry:
-        return ScheduleEntry(make, chunks, split, by_costs, searched)
-
-    return made
+    return partial(ScheduleEntry, chunks=chunks, split=split, by_costs=by_costs, searched=searched)
 
 
 def _check(thing: object) -> str | None:
@@ -239,40 +224,21 @@ class Schedule:
         return hash((self.orders, self.owners, self.microbatches))
 
 
-def make_schedule(
-    name: str,
-    ranks: int,
-    microbatches: int,
-    costs: Costs,
-    chunks: int = 1,
-    memory: float = 1.0,
-    effort: float = 0.3,
-    beat_s: float = math.inf,
-    named: Costs | None = None,
-) -> Schedule:
+def make_schedule(name: str, request: ScheduleRequest) -> Schedule:
     """Return a schedule by name, or from a file.
 
     Args:
         name: A schedule of SCHEDULES, or FILE.py:NAME.
-        ranks: Ranks of the pipeline.
-        microbatches: Microbatches of a step.
-        costs: Costs of a stage and of messages.
-        chunks: Stages per rank, where the schedule does not fix them.
-        memory: See `ScheduleRequest`.
-        effort: See `ScheduleRequest`.
-        beat_s: See `ScheduleRequest`.
-        named: See `ScheduleRequest`.
+        request: The request; a schedule may have a number of stages per rank of its own.
 
     Raises:
         ScheduleError: It does not fit the request, or is not a schedule.
         PluginError: Its function raises; names the line.
     """
     entry = find_schedule(name)
-    if not entry.takes(chunks):
-        raise ScheduleError(where=name, got=f"{chunks} chunks", expected=str(entry.chunks))
-    request = ScheduleRequest(
-        ranks, microbatches, entry.chunks or chunks, memory, costs, effort, beat_s, named
-    )
+    if not entry.takes(request.chunks):
+        raise ScheduleError(where=name, got=f"{request.chunks} chunks", expected=str(entry.chunks))
+    request = replace(request, chunks=entry.chunks or request.chunks)
     with attribute_errors(f"schedule {name}", Path(entry.source[0])):
         made: Any = entry.make(request)
     searched = made if isinstance(made, SearchResult) else None
@@ -280,7 +246,11 @@ def make_schedule(
         made = searched.orders
     own = None if entry.make.__module__.startswith(f"{__package__}.") else entry.source
     try:
-        return replace(schedule_of(name, _orders(made, ranks), microbatches), source=own, searched=searched)
+        return replace(
+            schedule_of(name, _orders(made, request.ranks), request.microbatches),
+            source=own,
+            searched=searched,
+        )
     except ScheduleError as error:
         if own is None:
             raise

@@ -6,6 +6,8 @@ torch.distributed.pipelining.schedules, where it has them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from testbed.workload.schedules.actions import (
     FORWARD,
     FULL,
@@ -55,16 +57,23 @@ def _chunk_by_chunk(request: ScheduleRequest) -> tuple[Order, ...]:
 def one_f_one_b(request: ScheduleRequest) -> tuple[Order, ...]:
     """Return 1F1B: as few microbatches in flight as keep the ranks busy (Narayanan et al. 2021, arXiv:2104.04473)."""
     ranks, microbatches = request.ranks, request.microbatches
-    orders = []
-    for rank in range(ranks):
-        ahead = min(microbatches, ranks - rank)
-        order = [Action(rank, FORWARD, number) for number in range(ahead)]
-        for number in range(microbatches):
-            order.append(Action(rank, FULL, number))
-            if number + ahead < microbatches:
-                order.append(Action(rank, FORWARD, number + ahead))
-        orders.append(tuple(order))
-    return tuple(orders)
+
+    def order(rank: int) -> Order:
+        def action(kind: Kind, step: int) -> Action:
+            return Action(rank, kind, step)
+
+        return _one_forward_one_backward(microbatches, min(microbatches, ranks - rank) - 1, action)
+
+    return tuple(map(order, range(ranks)))
+
+
+def _one_forward_one_backward(count: int, ahead: int, action: Callable[[Kind, int], Action]) -> Order:
+    """Return `ahead` forwards, then forward and backward alternately, then the backwards that are left."""
+    warm_up = [action(FORWARD, step) for step in range(ahead)]
+    steady = [
+        pair for step in range(ahead, count) for pair in (action(FORWARD, step), action(FULL, step - ahead))
+    ]
+    return (*warm_up, *steady, *(action(FULL, step) for step in range(count - ahead, count)))
 
 
 @SCHEDULES.register("Interleaved1F1B")
@@ -83,24 +92,20 @@ def interleaved_1f1b(request: ScheduleRequest) -> tuple[Order, ...]:
             expected=f"a multiple of {rounds}, the number of rounds",
         )
     together = microbatches // rounds
-    orders = []
-    for rank in range(ranks):
-        count = microbatches * chunks
-        ahead = min(count, (chunks - 1) * together + 2 * (ranks - 1 - rank))
+    count = microbatches * chunks
 
-        def action(kind: Kind, step: int, rank: int = rank) -> Action:
+    def order(rank: int) -> Order:
+        def action(kind: Kind, step: int) -> Action:
             chunk = step // together % chunks
             if kind is not FORWARD:
                 chunk = chunks - 1 - chunk
             number = step // (together * chunks) * together + step % together
             return Action(chunk * ranks + rank, kind, number)
 
-        order = [action(FORWARD, step) for step in range(ahead)]
-        for step in range(ahead, count):
-            order += [action(FORWARD, step), action(FULL, step - ahead)]
-        order += [action(FULL, step) for step in range(count - ahead, count)]
-        orders.append(tuple(order))
-    return tuple(orders)
+        ahead = min(count, (chunks - 1) * together + 2 * (ranks - 1 - rank))
+        return _one_forward_one_backward(count, ahead, action)
+
+    return tuple(map(order, range(ranks)))
 
 
 @SCHEDULES.register("ZBVZeroBubble")

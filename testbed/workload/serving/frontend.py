@@ -1,16 +1,22 @@
-"""The front end of serving: arrival of requests, batching, and messages for batches and answers between ranks."""
+"""The front end of serving: arrival of requests, batching, and what models of all kinds plan for a batch."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from random import Random
 
-from testbed.spec.serving import BURSTS, EVEN
+from testbed.spec.serving import BURSTS, EVEN, HOST, InferenceSpec
+from testbed.spec.units import format_size
 from testbed.workload.plan import QUEUE
 from testbed.workload.plans import Mark, PlanBuilder
+from testbed.workload.serving.costs import Card, ServingProblem
+
+ARRIVALS = "arrivals"
 
 
 @dataclass(frozen=True)
@@ -87,76 +93,6 @@ def form_batches(arrivals_s: Sequence[float], size: int, wait_s: float) -> list[
     return found
 
 
-ARRIVALS = "arrivals"
-
-
-class FrontEnd:
-    """Builds the plan of serving, batch by batch.
-
-    Attributes:
-        builder: Builder of the plan.
-        entry: Rank where requests arrive; None for their node's host.
-    """
-
-    def __init__(self, builder: PlanBuilder, entry: int | None) -> None:
-        self.builder, self.entry = builder, entry
-        self._until_s: dict[int, float] = {}
-
-    def at(self, node: Node) -> int:
-        """Return the rank where requests for a node arrive."""
-        return node.host if self.entry is None else self.entry
-
-    def arrive(self, number: int, batch: Batch, node: Node, size_bytes: float) -> Mark:
-        """Add the closing of a batch and its transfer to the node's host; return the handle of its arrival."""
-        here = self.at(node)
-        gap_s = batch.closed_s - self._until_s.get(here, 0.0)
-        self._until_s[here] = batch.closed_s
-        closed = self.builder.pause(here, gap_s, name=f"batch {number}", stream=ARRIVALS)
-        return self.send(f"requests {number}", here, node.host, size_bytes, closed)
-
-    def answer(self, name: str, node: Node, size_bytes: float, after: Mark, lane: str = "") -> Mark:
-        """Add an answer to where its requests arrived."""
-        return self.send(name, node.host, self.at(node), size_bytes, after, lane)
-
-    def send(
-        self,
-        name: str,
-        source: int,
-        target: int,
-        size_bytes: float,
-        after: Mark | Iterable[Mark],
-        lane: str = "",
-    ) -> Mark:
-        """Add a message and return the handle of its arrival; no message within a rank.
-
-        The kind is the first word of `name`. Messages of a kind between two ranks are sent in order, those of different
-        lanes concurrently.
-        """
-        if source == target:
-            assert isinstance(after, Mark)
-            return after
-        kind = name.partition(" ")[0]
-        stream = f"{kind} {source}>{target}{lane and f' {lane}'}"
-        _, received = self.builder.message(
-            source, target, size_bytes, name=name, after=after, stream=stream, kind=kind
-        )
-        return received
-
-    def relay(
-        self, name: str, path: Iterable[int], size_bytes: float, after: Mark | Iterable[Mark], lane: str = ""
-    ) -> Mark:
-        """Add messages along a path of ranks; return the handle of the last arrival."""
-        ranks = list(path)
-        for source, target in pairwise(ranks):
-            after = self.send(name, source, target, size_bytes, after, lane)
-        assert isinstance(after, Mark)
-        return after
-
-    def compute(self, name: str, card: int, seconds: float, after: Iterable[Mark]) -> Mark:
-        """Add work of a card, which runs one piece at a time, in the order in which they become ready."""
-        return self.builder.compute(card, seconds, name=name, after=after, stream=QUEUE)
-
-
 @dataclass(frozen=True)
 class Node:
     """A host and its cards, as ranks. `building` is the building's name."""
@@ -164,3 +100,115 @@ class Node:
     host: int
     cards: tuple[int, ...]
     building: str = ""
+
+
+@dataclass(frozen=True)
+class BatchPlanner:
+    """Plans what ranks do for one batch. Operations are named after their kind and the batch's number.
+
+    Attributes:
+        builder: Builder of the plan.
+        number: Number of the batch.
+        size: Requests of the batch.
+        node: Node that serves it.
+        entry: Rank where requests arrive; None for their node's host.
+    """
+
+    builder: PlanBuilder
+    number: int
+    size: int
+    node: Node
+    entry: int | None
+
+    def at(self, node: Node) -> int:
+        """Return the rank where requests for a node arrive."""
+        return node.host if self.entry is None else self.entry
+
+    def arrive(self, gap_s: float, size_bytes: float) -> Mark:
+        """Close the batch this long after the one before, send it to the node's host, and return its arrival."""
+        here = self.at(self.node)
+        closed = self.builder.pause(here, gap_s, name=f"batch {self.number}", stream=ARRIVALS)
+        return self.send("requests", here, self.node.host, size_bytes, closed)
+
+    def answer(self, kind: str, node: Node, size_bytes: float, after: Mark, *, apart: bool = False) -> Mark:
+        """Add an answer to where its requests arrived."""
+        return self.send(kind, node.host, self.at(node), size_bytes, after, apart=apart)
+
+    def send(
+        self,
+        kind: str,
+        source: int,
+        target: int,
+        size_bytes: float,
+        after: Mark | Iterable[Mark],
+        *,
+        apart: bool = False,
+    ) -> Mark:
+        """Add a message and return the handle of its arrival; no message within a rank.
+
+        Messages of a kind between two ranks are sent in order; `apart` those of each batch on their own.
+        """
+        if source == target:
+            assert isinstance(after, Mark)
+            return after
+        stream = f"{kind} {source}>{target}" + (f" {self.number}" if apart else "")
+        name = f"{kind} {self.number}"
+        _, received = self.builder.message(
+            source, target, size_bytes, name=name, after=after, stream=stream, kind=kind
+        )
+        return received
+
+    def relay(
+        self,
+        kind: str,
+        path: Iterable[int],
+        size_bytes: float,
+        after: Mark | Iterable[Mark],
+        *,
+        apart: bool = False,
+    ) -> Mark:
+        """Add messages along a path of ranks; return the handle of the last arrival."""
+        for source, target in pairwise(path):
+            after = self.send(kind, source, target, size_bytes, after, apart=apart)
+        assert isinstance(after, Mark)
+        return after
+
+    def compute(
+        self, kind: str, card: int, seconds: float, after: Iterable[Mark], part: int | None = None
+    ) -> Mark:
+        """Add work of a card, which runs one piece at a time, in the order in which they become ready."""
+        name = f"{kind} {self.number}" if part is None else f"{kind} {self.number}.{part}"
+        return self.builder.compute(card, seconds, name=name, after=after, stream=QUEUE)
+
+
+class ServingModel(ABC):
+    """What nodes do for batches to a model. The cards of a node take turns, unless they serve together.
+
+    Attributes:
+        spec: The scenario's settings.
+        card: The accelerator card.
+    """
+
+    def __init__(self, spec: InferenceSpec, card: Card) -> None:
+        self.spec, self.card = spec, card
+        self.turns: Counter[int] = Counter()  # by a node's host
+
+    @abstractmethod
+    def serve(self, plan: BatchPlanner, gap_s: float) -> list[Mark]:
+        """Plan a batch that is closed `gap_s` after the one before; return the arrivals of the answer's parts."""
+
+    def take_turn(self, node: Node) -> int:
+        """Return the number of a batch on its node, from which the card follows that serves it."""
+        self.turns[node.host] += 1
+        return self.turns[node.host] - 1
+
+    def check_memory(self, needed_bytes: float, what: str = "") -> None:
+        """Raise ServingProblem where a card's memory is too small."""
+        if needed_bytes > self.card.memory_bytes:
+            found = f"{self.spec.partition}, which needs {format_size(round(needed_bytes))}{what} on a card"
+            expected = f"at most {format_size(round(self.card.memory_bytes))}, a card's memory"
+            raise ServingProblem("partition", found, expected)
+
+    def path(self, node: Node, source: int, target: int) -> list[int]:
+        """Return the ranks on the way from one of a node's cards to another, by the host where it relays."""
+        return [source, *([node.host] if self.spec.gather == HOST else []), target]

@@ -5,17 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Protocol
 
 from testbed.spec.serving import REPLICATE, InferenceSpec
-from testbed.workload.dispatch.batch_execution import UNNUMBERED, Dispatching, ExecutedPlan, Piece, PieceKey
-from testbed.workload.dispatch.dispatcher import DispatchLog, DispatchRules, Server
+from testbed.workload.dispatch import (
+    UNNUMBERED,
+    Dispatching,
+    DispatchLog,
+    DispatchRules,
+    ExecutedPlan,
+    Piece,
+    PieceKey,
+    Server,
+)
 from testbed.workload.plan import Computing, JobPlan
 from testbed.workload.plans import Mark, PlanBuilder, WorkloadRequest
 from testbed.workload.serving.costs import Card, ServingProblem, card_of
-from testbed.workload.serving.frontend import ARRIVALS, Batch, FrontEnd, Node, form_batches
-from testbed.workload.serving.generation import Generation
-from testbed.workload.serving.recommendation import Recommendation
+from testbed.workload.serving.frontend import ARRIVALS, Batch, BatchPlanner, Node, ServingModel, form_batches
+from testbed.workload.serving.models import Generation, Recommendation
 
 
 @dataclass(frozen=True)
@@ -109,51 +115,30 @@ def plan_serving(
         raise ServingProblem("serve", "no node", "a building with nodes")
     card = card_of(spec)
 
-    def make_model() -> Recommendation | Generation:
+    def make_model() -> ServingModel:
         if spec.recommendation is not None:
             return Recommendation(spec, card, nodes)
         return Generation(spec, card, nodes, decode, experts)
 
-    model = make_model()
-    builder = PlanBuilder(request)
-    front = FrontEnd(builder, entry)
-    assigned = _assign_batches(spec, nodes, arrivals_s, entry is None)
-    answers = [
-        Answer(batch, node, tuple(model.serve(front, number, batch, node)))
-        for number, (batch, node) in enumerate(assigned)
-    ]
+    model, builder, batching = make_model(), PlanBuilder(request), spec.batching
+    if entry is None and len(nodes) > 1 and batching.size > 1:
+        # batches of several nodes do not mix
+        expected = "1 with several nodes, or an entry where batches are made"
+        raise ServingProblem("batching.size", str(batching.size), expected)
+    batches = form_batches(arrivals_s, batching.size, batching.wait_s)
+    until_s: dict[int, float] = {}
+    answers = []
+    for number, batch in enumerate(batches):
+        plan = BatchPlanner(builder, number, batch.size, nodes[number % len(nodes)], entry)
+        here = plan.at(plan.node)
+        gap_s, until_s[here] = batch.closed_s - until_s.get(here, 0.0), batch.closed_s
+        answers.append(Answer(batch, plan.node, tuple(model.serve(plan, gap_s))))
     participants = tuple(dict.fromkeys((*nodes, *decode, *experts)))
     made = Serving(builder.plan(), spec, card, participants, tuple(arrivals_s), tuple(answers))
     if not spec.on_arrival:
         return made
-    batches = tuple(batch for batch, _ in assigned)
     dispatching = plan_dispatching(request, spec, nodes, batches, entry, names, make_model)
-    return replace(made, batches=batches, dispatching=dispatching)
-
-
-def _assign_batches(
-    spec: InferenceSpec, nodes: Sequence[Node], arrivals_s: Sequence[float], apart: bool
-) -> list[tuple[Batch, Node]]:
-    """Return the batches, in the order in which they are closed, each with its node, round-robin.
-
-    `apart` says that requests arrive at the nodes, so that batches of several nodes do not mix.
-    """
-    batching = spec.batching
-    if apart and len(nodes) > 1 and batching.size > 1:
-        expected = "1 with several nodes, or an entry where batches are made"
-        raise ServingProblem("batching.size", str(batching.size), expected)
-    made = form_batches(arrivals_s, batching.size, batching.wait_s)
-    return [(batch, nodes[number % len(nodes)]) for number, batch in enumerate(made)]
-
-
-class ServingModel(Protocol):
-    """What nodes do for batches to a model."""
-
-    def next_turn(self, node: Node, turn: int) -> None:
-        """Make this card of a node the next to serve."""
-
-    def serve(self, front: FrontEnd, number: int, batch: Batch, node: Node) -> list[Mark]:
-        """Plan a batch; return the handles of the arrivals of the answer's parts."""
+    return replace(made, batches=tuple(batches), dispatching=dispatching)
 
 
 def plan_dispatching(
@@ -190,11 +175,12 @@ def plan_dispatching(
         by_node=entry is not None,
         seed=request.seed,
     )
-    pieces: dict[PieceKey, Piece] = {}
-    for size in sorted({batch.size for batch in batches}):
-        for number, node in enumerate(nodes):
-            for turn in range(len(node.cards)):
-                pieces[size, number, turn] = _piece(request, make_model(), (node, turn), size, entry)
+    pieces = tuple(
+        _piece(request, make_model(), node, (size, number, turn), entry)
+        for size in sorted({batch.size for batch in batches})
+        for number, node in enumerate(nodes)
+        for turn in range(len(node.cards))
+    )
     return Dispatching(
         rules,
         here,
@@ -210,15 +196,15 @@ def plan_dispatching(
 def _piece(
     request: WorkloadRequest,
     model: ServingModel,
-    at: tuple[Node, int],
-    size: int,
+    node: Node,
+    key: PieceKey,
     entry: int | None,
 ) -> Piece:
-    node, turn = at
-    model.next_turn(node, turn)
+    size, _, turn = key
+    model.turns[node.host] = turn
     builder = PlanBuilder(request)
-    marks = model.serve(FrontEnd(builder, entry), UNNUMBERED, Batch(0, size, 0.0), node)
-    return Piece(builder.plan(), tuple(mark.number for mark in marks))
+    marks = model.serve(BatchPlanner(builder, UNNUMBERED, size, node, entry), 0.0)
+    return Piece(key, builder.plan(), tuple(mark.number for mark in marks))
 
 
 def _arrival_plan(request: WorkloadRequest, batches: Sequence[Batch], here: int) -> JobPlan:

@@ -7,10 +7,20 @@ deadlock.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from typing import NamedTuple
 
-from testbed.workload.traces.trace import ROOTED, Collective, JobTrace, Node, PointToPoint, TraceError
+from testbed.workload.traces.trace import (
+    ROOTED,
+    Collective,
+    JobTrace,
+    Node,
+    PointToPoint,
+    TraceError,
+    all_dependencies,
+    before_cycles,
+    previous_of_stream,
+)
 
 MAX_SHOWN_RANKS = 4  # of a deadlock
 
@@ -122,112 +132,53 @@ NodeIndex = tuple[int, int]
 """A node: its rank, and its number in that one's trace."""
 
 
-@dataclass
-class _Rendezvous:
-    """A rendezvous: once all of `open` are reached, all of `completes` are done."""
+class _Meeting(NamedTuple):
+    """Nodes that complete once all of `ends` have been reached."""
 
-    open: set[NodeIndex]
-    completes: tuple[NodeIndex, ...]
+    ends: Sequence[NodeIndex]
+    completes: Sequence[NodeIndex]
 
 
-class _Simulation:
-    """A simulation without times. `reached` are the nodes whose turn has come, `done` the ones that completed."""
-
-    def __init__(self, trace: JobTrace, senders_wait: bool) -> None:
-        self.trace = trace
-        self.rendezvous: dict[NodeIndex, list[_Rendezvous]] = defaultdict(list)
-        self.reached: set[NodeIndex] = set()
-        self.done: set[NodeIndex] = set()
-        self._collectives()
-        self._messages(senders_wait)
-        self._needs()
-        self._run()
-
-    def awaited(self, at: NodeIndex) -> list[int]:
-        """Return the ranks that a node waits for."""
-        found = {rank for one in self.rendezvous[at] if at in one.completes for rank, _ in one.open}
-        return sorted(found)
-
-    def _meet(self, ends: Sequence[NodeIndex], completes: Sequence[NodeIndex]) -> None:
-        one = _Rendezvous(set(ends), tuple(completes))
-        for end in ends:
-            self.rendezvous[end].append(one)
-
-    def _collectives(self) -> None:
-        members: dict[tuple[str, int], list[NodeIndex]] = defaultdict(list)
-        for rank, own in enumerate(self.trace.ranks):
-            count: Counter[str] = Counter()
-            for number, node in enumerate(own):
-                if isinstance(node, Collective):
-                    members[node.group, count[node.group]].append((rank, number))
-                    count[node.group] += 1
-        for ends in members.values():
-            self._meet(ends, ends)
-
-    def _messages(self, senders_wait: bool) -> None:
-        for (source, target, _), (sends, receives) in _ends(self.trace).items():
-            for (sent, _), (got, _) in zip(sends, receives, strict=True):
-                both = ((source, sent), (target, got))
-                if senders_wait:
-                    self._meet(both, both)
-                else:
-                    self._meet(both[:1], both[:1])
-                    self._meet(both, both[1:])
-
-    def _needs(self) -> None:
-        self.missing: list[list[int]] = []
-        self.later: list[list[list[int]]] = []
-        for own in self.trace.ranks:
-            last: dict[str, int] = {}
-            missing, later = [], [list[int]() for _ in own]
-            for number, node in enumerate(own):
-                needs = {*node.after, *([last[node.stream]] if node.stream in last else [])}
-                last[node.stream] = number
-                missing.append(len(needs))
-                for earlier in needs:
-                    later[earlier].append(number)
-            self.missing.append(missing)
-            self.later.append(later)
-
-    def _run(self) -> None:
-        queue = [
-            (rank, number)
-            for rank, missing in enumerate(self.missing)
-            for number, count in enumerate(missing)
-            if not count
-        ]
-        while queue:
-            at = queue.pop()
-            self.reached.add(at)
-            for over in self._over(at):
-                self.done.add(over)
-                rank, number = over
-                for later in self.later[rank][number]:
-                    self.missing[rank][later] -= 1
-                    if not self.missing[rank][later]:
-                        queue.append((rank, later))
-
-    def _over(self, at: NodeIndex) -> Iterator[NodeIndex]:
-        """Yield the nodes that complete when one more is reached."""
-        if at not in self.rendezvous:
-            yield at
-            return
-        for one in self.rendezvous[at]:
-            one.open.discard(at)
-            if not one.open:
-                yield from one.completes
+def _meetings(trace: JobTrace, senders_wait: bool) -> Iterator[_Meeting]:
+    members: dict[tuple[str, int], list[NodeIndex]] = defaultdict(list)
+    for rank, own in enumerate(trace.ranks):
+        count: Counter[str] = Counter()
+        for number, node in enumerate(own):
+            if isinstance(node, Collective):
+                members[node.group, count[node.group]].append((rank, number))
+                count[node.group] += 1
+            elif not isinstance(node, PointToPoint):
+                yield _Meeting([(rank, number)], [(rank, number)])
+    for ends in members.values():
+        yield _Meeting(ends, ends)
+    for (source, target, _), (sends, receives) in _ends(trace).items():
+        for (sent, _), (got, _) in zip(sends, receives, strict=True):
+            both = ((source, sent), (target, got))
+            yield _Meeting(both if senders_wait else both[:1], both[:1])
+            yield _Meeting(both, both[1:])
 
 
 def _deadlock(trace: JobTrace, senders_wait: bool) -> str | None:
     """Return which ranks wait for each other forever, in words."""
-    play = _Simulation(trace, senders_wait)
-    if len(play.done) == sum(map(len, trace.ranks)):
+    # a node is reached, the meeting that completes it takes place, and it is done
+    before: dict[Hashable, Iterable[Hashable]] = {}
+    meetings: dict[NodeIndex, _Meeting] = {}
+    for place, meeting in enumerate(_meetings(trace, senders_wait)):
+        before[place] = meeting.ends
+        for end in meeting.completes:
+            meetings[end], before[end, "done"] = meeting, [place]
+    for rank, own in enumerate(trace.ranks):
+        for number, previous in enumerate(previous_of_stream(own)):
+            dependencies = all_dependencies(own[number].after, previous)
+            before[rank, number] = [((rank, earlier), "done") for earlier in dependencies]
+    happened = set(before_cycles(before))
+    stuck = sorted(end for end in meetings if end in happened and (end, "done") not in happened)
+    if len(happened) == len(before):
         return None
-    stuck = sorted(play.reached - play.done)
     words = []
     for rank, number in stuck[:MAX_SHOWN_RANKS]:
         node = trace.ranks[rank][number]
-        others = play.awaited((rank, number))
+        others = sorted({one[0] for one in meetings[rank, number].ends if one not in happened})
         whom = f"rank{'s' * (len(others) > 1)} {', '.join(map(str, others[:MAX_SHOWN_RANKS]))}"
         if isinstance(node, Collective):
             what = f"{node.collective} of group {node.group}"

@@ -7,14 +7,16 @@ an accelerator.
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import math
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from testbed.errors import BadInput
 
@@ -307,3 +309,31 @@ def _unknown_fields(document: Mapping[str, Any]) -> tuple[str, ...]:
     known = {"format", "schema", "origin", "accelerator", "groups", "nodes", "ranks"}
     unknown = sorted(set(document) - known)
     return (f"fields {', '.join(unknown)}",) if unknown else ()
+
+
+def previous_of_stream(nodes: Iterable[Node]) -> list[int | None]:
+    """Return for each node of a rank the index of the previous node of its stream; None for the first."""
+    last: dict[str, int] = {}
+    found = []
+    for number, node in enumerate(nodes):
+        found.append(last.get(node.stream))
+        last[node.stream] = number
+    return found
+
+
+def all_dependencies(after: Sequence[int], previous: int | None) -> tuple[int, ...]:
+    """Return all dependencies of a node: `after`, and the previous node of its stream, if any."""
+    return tuple(dict.fromkeys([*after, *([] if previous is None else [previous])]))
+
+
+Event = TypeVar("Event", bound=Hashable)
+
+
+def before_cycles(before: Mapping[Event, Iterable[Event]]) -> Iterator[Event]:
+    """Yield the keys in the order of what they depend on, as far as no cycle keeps them from their turn."""
+    sorter = TopologicalSorter(before)
+    with contextlib.suppress(CycleError):
+        sorter.prepare()
+    while ready := sorter.get_ready():
+        yield from ready
+        sorter.done(*ready)

@@ -19,9 +19,8 @@ from testbed.spec.scale import Scale
 from testbed.spec.scenario import load_scenario
 from testbed.spec.topology import load_topology
 from testbed.workload.schedules import read_csv
-from testbed.workload.traces import Compute, JobTrace
 from testbed.workload.traces.chakra import write_job
-from testbed.workload.traces.trace import RankTrace
+from testbed.workload.traces.trace import Compute, JobTrace, RankTrace
 
 
 def said(*arguments: str) -> str:

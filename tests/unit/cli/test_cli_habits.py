@@ -18,11 +18,12 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from testbed.cli import fabric as fabrics
-from testbed.cli import listing as commands
-from testbed.cli.listing import age_s, age_text, shorten_list
+from testbed.cli import runs as commands
 from testbed.cli.main import app
+from testbed.cli.runs import age_s, age_text, shorten_list
 from testbed.measure.execution.run import Request, prepare
-from testbed.measure.results.result import InvariantRecord, Result, VerdictRecord
+from testbed.measure.fidelity.verdict import Invariant, Verdict
+from testbed.measure.results.result import Result
 from testbed.measure.results.run_directory import OWNER, RunDirectory, RunExists
 from testbed.measure.results.run_listing import list_entries, list_killed, select_prunable
 from testbed.net.doctor.host_resources import describe_busy, find_busiest
@@ -239,14 +240,12 @@ def test_of_many_reasons_five_are_told_the_worst_first_and_under_the_headline(tm
     SyntheticRun(statuses={"ring": "caution", "hierarchical": "untrusted"}).write(tmp_path)
     result = Result.open(tmp_path)
 
-    def failing(count: int, status: Any) -> VerdictRecord:
+    def failing(count: int, status: Any) -> Verdict:
         some = (
-            InvariantRecord(
-                name=f"n{number % 4}", bound="b", measured="m", ok=False, sentence=f"Reason {number}."
-            )
+            Invariant(name=f"n{number % 4}", bound="b", measured="m", ok=False, sentence=f"Reason {number}.")
             for number in range(count)
         )
-        return VerdictRecord(status=status, invariants=tuple(some))
+        return Verdict(status=status, invariants=tuple(some))
 
     ring, hierarchical = result.variants
     variants = (

@@ -12,7 +12,7 @@ from testbed.comm.transport.rdma import devices
 from testbed.comm.transport.rdma.card import timeout_exponent
 from testbed.measure.execution.run import check_here
 from testbed.net.fabric.namespace_setup import host_setup
-from testbed.net.fabric.plan import make_plan
+from testbed.net.fabric.plan import Plan
 from testbed.net.links import setup
 from testbed.spec.errors import ConfigError
 from testbed.spec.scenario import Scenario
@@ -52,7 +52,7 @@ def test_hosts_have_cards_where_the_transport_wants_them(rdma: bool) -> None:
     topology = load_topology(REPOSITORY / "topologies/two-buildings.yaml").resolve()
     spec = TransportSpec(kind="rdma" if rdma else "striped")
     assert wants_rdma(spec) is rdma
-    plan = make_plan(topology, "tb0000", rdma=wants_rdma(spec))
+    plan = Plan(topology, "tb0000", rdma=wants_rdma(spec))
     found = [host_setup(plan, host).soft_roce for host in topology.hosts[:2]]
     assert found == ([[("rxe_east1", "eth0")], [("rxe_east2", "eth0")]] if rdma else [[], []])
 

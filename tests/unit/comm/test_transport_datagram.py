@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import testbed
-from testbed.comm.transport import BEST_EFFORT, PeerLost, Transport
+from testbed.comm.transport import PeerLost, Transport
 from testbed.comm.transport.datagram.controls import CONTROLS
 from testbed.comm.transport.datagram.packets import DATA, DATA_KIND, PARITY, PARITY_KIND, Data
 from testbed.comm.transport.datagram.recoveries import RECOVERIES
@@ -21,6 +21,7 @@ from testbed.comm.transport.datagram.sender import DatagramSettings
 from testbed.comm.transport.datagram.transport import DatagramTransport
 from testbed.comm.transport.datagram.udp import HEADER_STRIDE, PerPacket, SegmentationOffload, SendBatch
 from testbed.contrib.conformance.harness import in_threads, raises, wait_requests
+from testbed.documents import rebuild
 from testbed.net.controller import View
 from testbed.net.controller.policies.multipath import QpAware
 from testbed.net.paths.alpha_beta import bdp_bytes, frame_per_payload
@@ -30,9 +31,8 @@ from testbed.spec.errors import ConfigError
 from testbed.spec.scale import Scale
 from testbed.spec.topology import load_topology
 from testbed.spec.transport import TransportSpec
-from testbed.workload.job.endpoint_resolution import endpoints_on, resolve_endpoints
+from testbed.workload.job.endpoint_resolution import endpoints_on, flows_of, resolve_endpoints
 from testbed.workload.job.endpoints import JobEndpoints
-from testbed.workload.job.traffic_matrix import flows_of
 from tests.unit.measure.ranks import Places
 
 PAYLOAD_BYTES = 9000 - 28 - DATA.size - PARITY.size
@@ -79,7 +79,7 @@ def over_datagrams(
     def make(rank: int) -> DatagramTransport:
         transport = places.datagram(rank, **options)
         if loses is not None:
-            transport._send_batch = LossyOutbox(loses())
+            transport._shared = transport._shared._replace(send_batch=LossyOutbox(loses()))
         return transport
 
     try:
@@ -196,7 +196,7 @@ def test_who_breaks_the_rules_is_lost() -> None:
             transport.isend(1 - transport.rank, 1, memoryview(b"x")),
             transport.irecv(1 - transport.rank, 1, memoryview(bytearray(1))),
         )
-        pair = next(iter(transport._pairs.values()))
+        pair = next(iter(transport._best_effort.values()))
         pending = transport.irecv(1 - transport.rank, 2, memoryview(bytearray(1)))
         if transport.rank == 0:
             header = DATA.pack(DATA_KIND, 0, 0, pair.secret, 5, 1, 1, 2, 7, 4)
@@ -223,7 +223,7 @@ def test_marks_of_links_reach_the_sender() -> None:
     def program(transport: Transport) -> dict[str, Any]:
         assert isinstance(transport, DatagramTransport)
         transport.connect()
-        pair = transport._pairs[1 - transport.rank, BEST_EFFORT]
+        pair = transport._best_effort[1 - transport.rank]
         while not pair.is_connected:
             transport.progress(0.01)
         if transport.rank == 0:
@@ -276,7 +276,7 @@ def test_paths_are_declared_by_udp_port_and_get_planes_of_their_own() -> None:
     product = wiring.round_trips_s[0][1] * wiring.path_bps[0][1] / 8 / frame_per_payload(topology)
     assert wiring.bdp_bytes[0][1] == pytest.approx(product, abs=1)
     assert wiring.port_bps == tuple(host.nic.rate_bps for host in hosts)
-    assert JobEndpoints.from_document(json.loads(json.dumps(asdict(wiring)))) == wiring
+    assert rebuild(JobEndpoints, json.loads(json.dumps(asdict(wiring)))) == wiring
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from testbed.comm.transport import (
     wait_all,
 )
 from testbed.comm.transport.channels import FRAME, Channel
-from testbed.comm.transport.onesided import ExposedWindows
+from testbed.comm.transport.onesided import ExposedWindows, PeerEnd
 from testbed.comm.transport.striped import SharedWindow, StripedPair
 from testbed.comm.transport.wire import HELLO_BYTES, ConnectionKey, make_hello
 from tests.unit.measure.ranks import TOKEN, Places, over_channels, over_tcp
@@ -49,7 +49,7 @@ class Ends:
     def __init__(self, window: SharedWindow | None = None, *, connect: bool = True, **options: Any) -> None:
         settings = StripeSettings(**{"connections": 3, "segment_bytes": 1000, "fast_bytes": 10, **options})
         self.pairs = [
-            StripedPair(rank, 1 - rank, settings, 1 << 20, PeerCounters(), ExposedWindows(), window)
+            StripedPair(PeerEnd(rank, 1 - rank, PeerCounters(), ExposedWindows(), 1 << 20), settings, window)
             for rank in range(2)
         ]
         self.masks: list[dict[int, int]] = [{}, {}]
@@ -362,7 +362,7 @@ def pose_as_rank_1(places: Places, transport: StripedTransport, channels: int = 
         ((SEGMENT, LAST, 0, 0, 0, 0, 7, 0, 10), "it sent 0 bytes at 0 of a message of 10"),
         ((SEGMENT, LAST, 0, 0, 2**31, 10, 7, 0, 10), "it sent message 2147483648 when 0 was next"),
         ((ACK, 0, 1, 0, 0, 0, 0, 0, 0), "it acknowledged 1 segments of 0"),
-        ((GOODBYE, 0, 0, 0, 0, 2**31, 0, 0, 0), "it sent a frame of kind 4, 2147483648 bytes"),
+        ((GOODBYE, 0, 0, 0, 0, 2**31, 0, 0, 0), "its goodbye announces 2147483648 bytes"),
     ],
 )
 def test_frames_that_make_no_sense_end_in_an_error(

@@ -23,8 +23,8 @@ from testbed.contrib.capture.trace_assembly import (
 )
 from testbed.errors import BadInput
 from testbed.spec.catalogue import accelerators
-from testbed.workload.traces import Collective, Compute, PointToPoint
 from testbed.workload.traces.consistency import first_mismatch
+from testbed.workload.traces.trace import Collective, Compute, PointToPoint
 
 KERNEL = ("bfloat16", 8e9, 100.0, 1e-3)
 

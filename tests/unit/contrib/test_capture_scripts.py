@@ -20,7 +20,7 @@ from testbed.spec.workload import WorkloadSpec
 from testbed.workload.models import parameters
 from testbed.workload.parallelism import DIMENSIONS, EXPERT, make_mesh
 from testbed.workload.stages import Sizes, model_stages
-from testbed.workload.traces import Collective, Compute, JobTrace, PointToPoint, element_bytes
+from testbed.workload.traces.trace import Collective, Compute, JobTrace, PointToPoint, element_bytes
 from testbed.workload.uniform_plans import gradient_buckets
 
 ROOT = Path(__file__).parents[3]

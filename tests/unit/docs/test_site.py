@@ -18,8 +18,7 @@ import typer
 import yaml
 from typer.testing import CliRunner
 
-from testbed.cli.lazy_commands import LazyCommand
-from testbed.cli.main import app
+from testbed.cli.main import LazyCommand, app
 from testbed.errors import BadInput
 from testbed.spec.catalogue import shipped
 from testbed.spec.examples import header

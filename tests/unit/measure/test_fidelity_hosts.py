@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import TypeAdapter
 
 from testbed.comm.transport.socket_view import NoSocketView
 from testbed.comm.transport.sockets import WireCounts
@@ -205,7 +206,7 @@ def test_of_a_card_that_events_change_host_cable_and_switch_are_left_out() -> No
 def test_only_what_was_counted_meanwhile_counts() -> None:
     assert subtract_counts(counted(), counted())["east1"].ports[NIC] == PortCounts(0, 0, 0, 0)
     document = json.loads(json.dumps(dataclasses.asdict(counted()["east1"])))
-    assert NodeCounts.from_document(document) == counted()["east1"]
+    assert TypeAdapter(NodeCounts).validate_python(document) == counted()["east1"]
 
 
 def step(rank: int = 0, foreign: int = 0, udp: int = 0, opened: int = 0, **more: Any) -> dict[str, Any]:
@@ -305,6 +306,9 @@ class Sockets(NoSocketView):
 
     open: frozenset[object]
     counts: WireCounts
+
+    def __post_init__(self) -> None:
+        super().__init__()
 
     def open_connections(self) -> frozenset[object]:
         return self.open

@@ -8,18 +8,19 @@ from typing import Any
 
 import pytest
 
-from testbed.measure.fidelity import LinkMeasurement, probe
-from testbed.measure.fidelity.invariants import Conservation
+from testbed.measure.fidelity import probe
+from testbed.measure.fidelity.invariants import Conservation, emulator_stalls
 from testbed.measure.fidelity.link_invariants import (
-    PortDrops,
+    DroppingPort,
     drops_only_where_modelled,
-    emulator_stalls,
     jitter_accuracy,
     loss_accuracy,
     nothing_changed,
+    offload_state,
     rules_in_force,
     settings_in_force,
 )
+from testbed.measure.fidelity.probe import LinkMeasurement
 from testbed.spec.link_direction import Direction, LossBursts
 from testbed.spec.links import WanLink
 from testbed.spec.topology import Topology
@@ -143,12 +144,13 @@ def test_drops_in_the_kernel() -> None:
 
 
 def test_drops_of_queues_inside_buildings_are_named_and_cautioned_unless_their_size_was_given() -> None:
-    meant = PortDrops("the port of east-leaf to east1", 64_000, given=True, packets=7)
+    meant = DroppingPort(place="the port of east-leaf to east1", queue_bytes=64_000, given=True, drops=7)
     found = drops_only_where_modelled(0, [meant])
     assert (found.ok, found.measured) == (True, "0 packets")
     assert "dropped packets: 7 in all steps" in found.sentence
     others = [
-        PortDrops(f"the port of east-leaf to east{n}", 64_000, given=False, packets=n) for n in (5, 4, 3, 2)
+        DroppingPort(place=f"the port of east-leaf to east{n}", queue_bytes=64_000, given=False, drops=n)
+        for n in (5, 4, 3, 2)
     ]
     found = drops_only_where_modelled(0, [*others, meant])
     assert (found.ok, found.severity, found.measured) == (False, "caution", "14 packets")
@@ -165,8 +167,9 @@ def test_rules_that_were_put_right_were_wrong_for_a_while() -> None:
 
 
 def test_settings_in_force() -> None:
-    assert settings_in_force("offload_state", "offloads", None).ok is True
-    found = settings_in_force("offload_state", "offloads", "east1: eth0: tx-checksumming: asked for off")
+    assert settings_in_force(None).ok is True
+    assert settings_in_force(None).sentence.startswith("The settings of the network were")
+    found = offload_state("east1: eth0: tx-checksumming: asked for off")
     assert found.ok is False
     assert "east1: eth0" in found.sentence
     assert found.severity == "untrusted"

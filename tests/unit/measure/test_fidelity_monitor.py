@@ -7,7 +7,7 @@ from pathlib import Path
 
 import psutil
 
-from testbed.measure.fidelity import MonitorProcess, read_windows
+from testbed.measure.fidelity.cpu_monitor import MonitorProcess, read_windows
 
 STALL_S = 0.4
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from testbed.measure.fidelity.similarity import Number, Traffic, dimensionless, scale_similarity
+from testbed.measure.fidelity.similarity import DimensionlessNumber, Traffic, dimensionless, scale_similarity
 from testbed.spec.scale import Scale
 from testbed.spec.topology import TopologySpec
 
@@ -15,7 +15,7 @@ TRAFFIC = Traffic(
 )
 
 
-def numbers(scale: Scale, traffic: Traffic = TRAFFIC, **link: Any) -> dict[str, Number]:
+def numbers(scale: Scale, traffic: Traffic = TRAFFIC, **link: Any) -> dict[str, DimensionlessNumber]:
     buildings = {name: {"hosts": 2, "nic": {"rate": "400 Gbit/s"}} for name in ("east", "west")}
     wan = [{"a": "east", "b": "west", "rate": "200 Gbit/s", "delay": "2.5 ms", **link}]
     spec = TopologySpec.model_validate({"name": "t", "buildings": buildings, "wan": wan})

@@ -19,8 +19,9 @@ from rich.console import Console
 
 from testbed.comm.collectives import algorithm_selection, between_groups
 from testbed.comm.collectives.algorithms.all_to_all_v import rows_traffic, sent_rows
+from testbed.measure.fidelity.verdict import Verdict
 from testbed.measure.results.records import COUNTERS
-from testbed.measure.results.result import Control, Result, Training, VerdictRecord
+from testbed.measure.results.result import Control, Result, Training
 from testbed.measure.results.shard_merge import merge_records, merge_variants
 from testbed.measure.results.shards import Shard, ShardFigures, ShardRecord, ShardVariant
 from testbed.measure.results.summary import gather_steps
@@ -137,7 +138,7 @@ def shard_of(scenario: Scenario) -> ShardRecord:
                 step_time_s=median(step.step_time_s for step in steps),
                 expected_wan_bytes=between_groups(workload.pairs(name)[0], workload.buildings),
                 predicted_s=1.5 + number / 10,
-                verdict=VerdictRecord(status="trusted", invariants=()),
+                verdict=Verdict(status="trusted", invariants=()),
                 control=Control(carrier_down_s=0, carrier_up_s=0, reaction_s=0, rule_s=0),
                 training=Training.model_validate(training),
             )

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from testbed.documents import rebuild
 from testbed.measure.ranks.process import BackgroundTraffic, stop_background
 from testbed.spec.errors import ConfigError
 from testbed.spec.scenario import load_scenario
@@ -47,7 +48,7 @@ def test_each_host_sends_to_those_in_other_buildings(tmp_path: Path) -> None:
     assert there.targets == (here.ip,)
     again = background_hosts(specs, topology, len, "cubic", seed=4)
     assert [here, there] == again
-    assert BackgroundHost.from_document(json.loads(json.dumps(asdict(here)))) == here
+    assert rebuild(BackgroundHost, json.loads(json.dumps(asdict(here)))) == here
 
 
 def test_ranks_are_on_the_hosts_that_are_left(tmp_path: Path) -> None:

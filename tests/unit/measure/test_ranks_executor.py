@@ -184,7 +184,7 @@ def test_messages_go_by_connections_of_their_class() -> None:
         done = executor.run(time.monotonic())
         communicator.barrier()
         assert done.wrong == 0
-        return {traffic.dscp for traffic, peers in transport._connections.items() if peers}
+        return {traffic.dscp for traffic, peers in transport._pairs.items() if peers}
 
     for classes in over_tcp(2, run):
         assert classes == {0, 46}

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from testbed.measure.execution import guests
-from testbed.measure.execution.guests import record_key
+from testbed.measure.execution import identity
+from testbed.measure.execution.identity import record_key
 from testbed.measure.results.run_directory import RunDirectory
 from testbed.measure.results.unfinished_run import FINISHED, LOCK, ShardFolders
 
@@ -98,7 +98,7 @@ def test_the_name_changes_with_all_that_a_record_depends_on(
     code = tmp_path / "code"
     code.mkdir()
     (code / "module.py").write_text("pass")
-    monkeypatch.setattr(guests, "_PACKAGE", code)
+    monkeypatch.setattr(identity, "_PACKAGE", code)
     other = record_key(scenario, ["6.1"])
     (code / "module.py").write_text("pass  # changed")
     assert record_key(scenario, ["6.1"]) != other

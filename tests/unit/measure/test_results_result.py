@@ -12,9 +12,9 @@ from pyarrow import parquet, types
 
 import testbed
 from testbed.errors import BadInput
+from testbed.measure.reference_docs import collect_models, render_page
 from testbed.measure.results.manifest import Manifest
 from testbed.measure.results.notebook_views import OPERATIONS, READINGS, STEPS
-from testbed.measure.results.reference_docs import collect_models, render_page
 from testbed.measure.results.result import Result
 from testbed.measure.results.run_directory import BadResult
 from tests.unit.show.report_run import GRADIENT_BYTES, SyntheticRun
@@ -161,7 +161,7 @@ def test_a_folder_without_a_run_is_named(tmp_path: Path) -> None:
 
 def test_the_page_on_results_is_current() -> None:
     document = Path(__file__).parents[3] / "docs/reference/results.md"
-    said = "run: python -m testbed.measure.results.reference_docs > docs/reference/results.md"
+    said = "run: python -m testbed.measure.reference_docs > docs/reference/results.md"
     assert document.read_text(encoding="utf-8") == render_page(), said
 
 

@@ -11,14 +11,13 @@ import pytest
 
 from testbed.measure.execution.job_run import LinkSample
 from testbed.measure.execution.shard_records import link_lines
+from testbed.measure.fidelity.verdict import Invariant, Verdict
 from testbed.measure.results.records import COUNTERS
 from testbed.measure.results.result import (
     Control,
-    InvariantRecord,
     PredictedTimeSplit,
     TimeSplit,
     Training,
-    VerdictRecord,
 )
 from testbed.measure.results.shard_merge import GAP_S, merge_records, merge_variants, merge_verdicts
 from testbed.measure.results.shards import (
@@ -92,12 +91,10 @@ def test_algorithms_of_files_are_called_by_file_and_name(tmp_path: Path) -> None
     assert predicted["own:mine-2"].step_time_s > 0
 
 
-def verdict(status: Any, **held: bool | None) -> VerdictRecord:
+def verdict(status: Any, **held: bool | None) -> Verdict:
     """With one invariant by each name."""
-    rows = [
-        InvariantRecord(name=name, bound="", measured=status, ok=ok, sentence="") for name, ok in held.items()
-    ]
-    return VerdictRecord(status=status, invariants=tuple(rows))
+    rows = [Invariant(name=name, bound="", measured=status, ok=ok, sentence="") for name, ok in held.items()]
+    return Verdict(status=status, invariants=tuple(rows))
 
 
 def divided(step_s: float) -> Training:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -356,7 +357,7 @@ def test_traffic_engineering_takes_both_paths_through_transit_sites_and_shortest
 
 def test_failover_goes_by_the_other_transit_site_where_its_path_is_the_one_left() -> None:
     own = flows(BACKBONE, 1, pairs=[("east1", "west1")])
-    view = View(BACKBONE, own).without(["north-west-0"])
+    view = View(BACKBONE, own, ["north-west-0"])
     computed = compute(PolicyChoice("failover"), view, edge_ports(BACKBONE))
     emulated = Emulated(BACKBONE, own, "failover")
     emulated.network = Network(computed.rules, wires(BACKBONE, edge_ports(BACKBONE)))
@@ -442,7 +443,7 @@ def test_planned_anew_any_single_failure_is_survived_where_there_is_a_path(
     graph.add_nodes_from(view.buildings)
     graph.add_edges_from((other.a, other.b) for other in view.topology.wan if other != link)
     edges = edge_ports(view.topology)
-    computed = compute(PolicyChoice(policy), view.without([link.name]), edges)
+    computed = compute(PolicyChoice(policy), replace(view, down=[link.name]), edges)
     network = Network(computed.rules, wires(view.topology, edges))
     by_name = {edge.building: edge for edge in edges}
     network.cut((by_name[link.a].dpid, by_name[link.a].wan[link.b, link.plane]))

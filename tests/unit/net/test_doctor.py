@@ -14,9 +14,7 @@ from testbed.net.doctor import capabilities as evidence
 from testbed.net.doctor.capabilities import REQUIRED
 from testbed.net.doctor.host_resources import (
     HostFacts,
-    parse_cfs_quota,
-    parse_cpu_max,
-    parse_meminfo,
+    parse_cpu_quota,
     parse_memory_left,
     parse_own_groups,
 )
@@ -251,16 +249,14 @@ def test_a_program_that_hangs_or_is_missing_is_no_exception() -> None:
 
 
 def test_container_limits() -> None:
-    assert parse_cpu_max("150000 100000") == 1.5
-    assert parse_cpu_max("max 100000") is None
-    assert parse_cpu_max("") is None
-    assert parse_cfs_quota("200000", "100000") == 2.0
-    assert parse_cfs_quota("-1", "100000") is None
+    assert parse_cpu_quota("150000", "100000") == 1.5
+    assert parse_cpu_quota("max", "100000") is None
+    assert parse_cpu_quota("", "") is None
+    assert parse_cpu_quota("-1", "100000") is None
     assert parse_memory_left("1000", "400") == 600
     assert parse_memory_left("1000", "1400") == 0
     assert parse_memory_left("max", "400") is None
     assert parse_memory_left("9223372036854771712", "400") is None
-    assert parse_meminfo("MemTotal: 100 kB\nMemFree: 1 kB\nMemAvailable: 50 kB\n") == (102400, 51200)
 
 
 def test_own_cgroups() -> None:

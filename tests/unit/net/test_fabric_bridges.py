@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from testbed.net.fabric.bridges import NIC, UPLINK, Cable, bridges, cables
-from testbed.net.fabric.plan import make_plan
+from testbed.net.fabric.plan import Plan
 from testbed.spec.base_model import validate
 from testbed.spec.buildings import Host
 from testbed.spec.errors import ConfigError
@@ -111,7 +111,7 @@ def test_uplinks_share_what_the_ratio_leaves() -> None:
 
 def test_a_cable_that_takes_time_is_the_link_engines_and_another_is_shaped() -> None:
     of = topology()
-    plan = make_plan(of, "tbabcd")
+    plan = Plan(of, "tbabcd")
     wires = {wire.name: wire for wire in plan.wires()}
     assert next(iter(wires)) == "east-west-0"
     timed = wires["east-spine1-east-core"]
@@ -130,7 +130,7 @@ def test_a_cable_that_takes_time_is_the_link_engines_and_another_is_shaped() -> 
 def test_a_building_without_tiers_is_one_switch() -> None:
     of = load_topology(TOPOLOGIES / "two-buildings.yaml").resolve()
     assert of.switches == ("east-leaf", "east-edge", "west-leaf", "west-edge")
-    assert len(make_plan(of, "tbabcd").wires()) == len(of.wan)
+    assert len(Plan(of, "tbabcd").wires()) == len(of.wan)
 
 
 def test_the_training_regions_latencies_and_ratios_are_those_it_names() -> None:

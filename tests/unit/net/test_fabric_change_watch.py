@@ -9,8 +9,8 @@ import pytest
 
 from testbed.net.fabric.change_watch import excluded_interfaces
 from testbed.net.fabric.fingerprint import EVERYTHING
-from testbed.net.fabric.plan import make_plan
-from testbed.net.fabric.verify import ROOT_NAME, namespace_settings
+from testbed.net.fabric.namespace_setup import ROOT_NAME, namespace_settings
+from testbed.net.fabric.plan import Plan
 from testbed.net.links import SettingMismatch
 from testbed.net.links.interfaces import HtbClass
 from testbed.net.links.shaping import Shape, shape_commands
@@ -18,7 +18,7 @@ from testbed.net.links.shaping_readback import compare_classes
 from testbed.spec.topology import load_topology
 
 TOPOLOGIES = Path(__file__).parents[3] / "topologies"
-PLAN = make_plan(load_topology(TOPOLOGIES / "two-buildings.yaml").resolve(), "tb1234", link_engine="netem")
+PLAN = Plan(load_topology(TOPOLOGIES / "two-buildings.yaml").resolve(), "tb1234", link_engine="netem")
 SHAPE = Shape(100e6, 576_000)
 COMMANDS = shape_commands("p0", SHAPE, 9000)
 BURST_TICKS = int(int(COMMANDS[1].split("burst ")[1].split()[0]) / 12_500_000 * 1e9 / 64)

@@ -7,10 +7,11 @@ from collections.abc import Collection
 from testbed.net.fabric.faults import CarrierDelay
 
 
-class Line:
+class Line(CarrierDelay):
     """Links and a clock: what was done to each, and when."""
 
-    def __init__(self) -> None:
+    def __init__(self, down_s: float, up_s: float) -> None:
+        super().__init__(down_s, up_s, lambda: self.now_s)
         self.now_s = 0.0
         self.done: list[tuple[float, str, str]] = []
 
@@ -26,8 +27,8 @@ class Line:
 
 
 def carriers(down_s: float = 0.01, up_s: float = 0.02) -> tuple[CarrierDelay, Line]:
-    line = Line()
-    return CarrierDelay(line, down_s, up_s, lambda: line.now_s), line
+    line = Line(down_s, up_s)
+    return line, line
 
 
 def wait(made: CarrierDelay, line: Line, until_s: float) -> None:

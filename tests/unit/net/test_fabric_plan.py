@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from testbed.net.fabric.namespace_setup import bridge_setup, buffer_sysctls, host_setup, probe_setup
-from testbed.net.fabric.plan import FIRST_WAN_PORT, make_plan
+from testbed.net.fabric.plan import FIRST_WAN_PORT, Plan
 from testbed.net.links.shaping import Shape, shape_commands
 from testbed.spec.scale import Scale
 from testbed.spec.topology import load_topology
@@ -14,7 +14,7 @@ TOPOLOGIES = Path(__file__).parents[3] / "topologies"
 
 
 def plan_of(name: str, size_scale: float = 1.0, prefix: str = "tbabcd"):  # type: ignore[no-untyped-def]
-    return make_plan(load_topology(TOPOLOGIES / name).resolve(Scale(size_scale)), prefix)
+    return Plan(load_topology(TOPOLOGIES / name).resolve(Scale(size_scale)), prefix)
 
 
 def test_names_in_the_root_namespace_carry_the_prefix_and_fit() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from testbed.net.links.emulated_direction import QUEUE_HISTOGRAM_BINS, EmulatedDirection
-from testbed.spec.link_direction import Direction, LossBursts
+from testbed.spec.link_direction import PACKET_FAULTS, Direction, LossBursts
 
 MS = 1_000_000
 INSTANT_BPS = 8e18
@@ -189,6 +189,14 @@ def test_losses_come_in_bursts() -> None:
     assert sum(after_a_loss) / len(after_a_loss) == pytest.approx(0.75 * 0.9, rel=0.1)
 
 
+@pytest.mark.parametrize("fault", PACKET_FAULTS)
+def test_every_declared_fault_is_drawn_and_counted(fault: str) -> None:
+    carrier = EmulatedDirection(link(delay_s=0.005, **{fault: 1.0}), "seed")
+    for _ in range(10):
+        carrier.accept(bytes(64), 0)
+    assert carrier.stats(0).faults == {name: 10 * (name == fault) for name in PACKET_FAULTS}
+
+
 def test_duplicates_and_broken_frames_are_as_many_as_asked() -> None:
     carrier = EmulatedDirection(link(duplicate=0.1, corrupt=0.05), "seed")
     for _ in range(10_000):
@@ -197,10 +205,9 @@ def test_duplicates_and_broken_frames_are_as_many_as_asked() -> None:
     books = carrier.stats(MS)
     assert books.duplicated == len(found) - 10_000
     assert 900 < books.duplicated < 1100
-    assert books.corrupted is not None
-    assert 400 < books.corrupted < 600
+    assert 400 < books.faults["corrupt"] < 600
     broken = [frame for frame in found if any(frame)]
-    assert books.corrupted <= len(broken) < books.corrupted * 1.3  # some of them twice
+    assert books.faults["corrupt"] <= len(broken) < books.faults["corrupt"] * 1.3  # some of them twice
     for frame in broken:
         assert int.from_bytes(frame, "big").bit_count() == 1
         assert not any(frame[:14])
@@ -213,7 +220,7 @@ def test_who_overtakes_leaves_at_once_and_the_others_keep_their_order() -> None:
         carrier.accept(frame, number * 1000)
     at_once = release_all(carrier, 1 * MS)
     rest = release_all(carrier, 1000 * MS)
-    assert carrier.stats(0).reordered == len(at_once)
+    assert carrier.stats(0).faults["reorder"] == len(at_once)
     assert 70 < len(at_once) < 130
     assert sorted(at_once) == at_once
     assert sorted(rest) == rest

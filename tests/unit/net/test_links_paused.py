@@ -7,8 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from testbed.net.links.pause import FrameOrigins, PauseGate, PauseIngress
-from testbed.spec.link_direction import Pause
+from testbed.net.links.class_scheduler import PauseIngress
+from testbed.net.links.pause import FrameOrigins, PauseGate
+from testbed.spec.link_direction import ETHERNET_HEADER_BYTES, Direction, Pause
 from testbed.spec.links import PauseSpec, turnaround_bytes
 from testbed.spec.scale import UNSCALED, Scale
 from tests.unit.net.paused_world import FRAME_BYTES, World, direction, frame, link
@@ -81,7 +82,8 @@ def bottleneck(pause: Pause | None, delay_s: float, out_bps: float) -> World:
 
 @pytest.mark.parametrize("short", [0, 4])
 def test_the_headroom_asked_for_holds_what_still_comes_and_less_does_not(short: int) -> None:
-    headroom = turnaround_bytes(LINE_BPS, LINE_BPS, 0.02, FRAME_BYTES)
+    line = direction(LINE_BPS, 0.01)
+    headroom = turnaround_bytes(line, line, FRAME_BYTES - ETHERNET_HEADER_BYTES)
     assert headroom == pytest.approx(250_000 + 3 * FRAME_BYTES, abs=200)
     world = bottleneck(Pause(20_000, 10_000, headroom - short * FRAME_BYTES), 0.01, 1e3)
     world.send(("a-S", "a_to_b"), [0] * 600)
@@ -227,7 +229,12 @@ def test_links_in_a_circle_that_all_wait_for_the_next_stand_for_ever() -> None:
 
 def pauses(spec: PauseSpec, scale: Scale = UNSCALED) -> Pause:
     """On 1 Gbit/s, 10 ms, with frames of 9014 bytes."""
-    return spec.resolve(scale.emulated_bps(1e9), scale.emulated_bps(1e9), 0.02, 9014, scale)
+    link = gigabit(scale)
+    return spec.resolve(link, link, 9000, scale)
+
+
+def gigabit(scale: Scale = UNSCALED) -> Direction:
+    return Direction(scale.emulated_bps(1e9), 0.01, 0.0, 0.0, 1_000_000)
 
 
 @pytest.mark.parametrize(
@@ -246,7 +253,7 @@ def pauses(spec: PauseSpec, scale: Scale = UNSCALED) -> Pause:
 def test_what_is_left_out_follows_from_the_link(
     asked: dict[str, str], expected: Callable[[int], Pause]
 ) -> None:
-    needed = turnaround_bytes(1e9, 1e9, 0.02, 9014)
+    needed = turnaround_bytes(gigabit(), gigabit(), 9000)
     assert needed == 2_527_356
     assert pauses(PauseSpec.model_validate(asked)) == expected(needed)
 
@@ -255,4 +262,4 @@ def test_a_scale_divides_buffers_but_not_frames() -> None:
     scale = Scale(size_scale=1000)
     found = pauses(PauseSpec.model_validate({"xoff": "4 MB", "headroom": "3 MB"}), scale)
     assert found.xoff_bytes == 4000
-    assert found.headroom_bytes == turnaround_bytes(1e6, 1e6, 0.02, 9014) > 3000 + 2 * 9014
+    assert found.headroom_bytes == turnaround_bytes(gigabit(scale), gigabit(scale), 9000) > 3000 + 2 * 9014

@@ -11,8 +11,9 @@ import pytest
 
 from testbed.net.paths.congestion import Growth
 from testbed.net.paths.congestion.cubic import Cubic, CubicGrowth
+from testbed.net.paths.congestion.linux_tcp import INITIAL_WINDOW_PACKETS, MIN_RTO_S
 from testbed.net.paths.congestion.reno import Reno, RenoGrowth
-from testbed.net.paths.losses import INITIAL_WINDOW_PACKETS, MIN_RTO_S, LossyWindow
+from testbed.net.paths.losses import LossyWindow
 
 NEVER = 1e-12
 

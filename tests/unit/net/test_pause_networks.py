@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +12,11 @@ import pytest
 
 from testbed.measure.execution.network_evidence import pause_invariants, paused_links
 from testbed.measure.execution.network_setup import link_engine_for
-from testbed.measure.fidelity.building_invariants import lossless, no_pause_cycle
+from testbed.measure.fidelity.building_invariants import lossless, no_pause_circle
 from testbed.measure.results.link_summary import PausedLink, merge_paused_links
 from testbed.net.fabric.bridges import HOST_QUEUE_BYTES, cables
-from testbed.net.fabric.plan import make_plan
-from testbed.net.links.link_engine import DirectionStats, EngineStats, wire_from_json, wire_to_json
+from testbed.net.fabric.plan import Plan
+from testbed.net.links.link_engine import DirectionStats, EngineStats, wire_from_json
 from testbed.net.paths.buffer_checks import find_pause_cycle
 from testbed.show.exchange.topology_export import list_losses
 from testbed.show.report.shared_sections import describe_pauses, pause_rows
@@ -94,7 +94,7 @@ def test_the_link_engine_carries_all_cables_of_a_network_that_pauses_and_hosts_c
     assert (plain.pauses, pausing.pauses) == (False, True)
     assert not any(cable.needs_engine for cable in cables(plain))
     assert all(cable.needs_engine for cable in cables(pausing))
-    plan = make_plan(pausing, "tb0")
+    plan = Plan(pausing, "tb0")
     wires = {wire.name: wire for wire in plan.wires()}
     assert (wires["east-west-0"].switch_a, wires["east-west-0"].switch_b) == ("east-leaf", "west-leaf")
     card = wires["east1-east-leaf"]
@@ -102,7 +102,7 @@ def test_the_link_engine_carries_all_cables_of_a_network_that_pauses_and_hosts_c
     # a paused host keeps what it cannot send, and its card lets through what the cable carries
     assert card.a_to_b.queue_bytes == HOST_QUEUE_BYTES > card.b_to_a.queue_bytes
     assert set(plan.shapes) == {(host.name, "eth0") for host in pausing.hosts}
-    assert wire_from_json(json.loads(json.dumps(wire_to_json(wires["east-west-0"])))) == wires["east-west-0"]
+    assert wire_from_json(json.loads(json.dumps(asdict(wires["east-west-0"])))) == wires["east-west-0"]
 
 
 def test_every_tier_may_pause() -> None:
@@ -116,7 +116,7 @@ def test_every_tier_may_pause() -> None:
     assert found.spine_uplink.pause is not None
     assert found.spine_uplink.pause.xoff_bytes == 1_000_000
     assert all(cable.needs_engine for cable in cables(topology))
-    named = {wire.name: wire for wire in make_plan(topology, "tb0").wires()}
+    named = {wire.name: wire for wire in Plan(topology, "tb0").wires()}
     assert named["east-spine1-east-core"].switch_b == named["east-west-0"].switch_a == "east-core"
 
 
@@ -150,7 +150,7 @@ def test_a_ring_through_which_packets_go_on_is_a_circle_of_pauses() -> None:
     assert find_pause_cycle(ring(3)) == []  # each is everybody's neighbour
     assert find_pause_cycle(ring(4)) == []  # who is opposite is reached through the first two alone
     assert find_pause_cycle(built(pause={}, planes=2)) == []
-    found = no_pause_cycle(circle)
+    found = no_pause_circle(circle)
     assert (found.ok, found.severity) == (False, "caution")
     assert " to ".join(circle) in found.sentence
 
@@ -167,9 +167,7 @@ def account(pauses: int = 0, paused_s: float = 0.0, peak: int = 0, drops: int = 
 
 
 def rows_of(topology: Topology, scale: Scale) -> list[dict[str, Any]]:
-    keys = [
-        (wire.name, which) for wire in make_plan(topology, "tb0").wires() for which in ("a_to_b", "b_to_a")
-    ]
+    keys = [(wire.name, which) for wire in Plan(topology, "tb0").wires() for which in ("a_to_b", "b_to_a")]
     first = EngineStats(10.0, dict.fromkeys(keys, account(1, 0.5)))
     late = {**dict.fromkeys(keys, account(1, 0.5)), ("east-west-0", "a_to_b"): account(5, 1.5, 4000, 2)}
     return paused_links(topology, first, EngineStats(14.0, late), scale)

@@ -13,7 +13,7 @@ import pytest
 from testbed.cli.experiments.run import open_executor
 from testbed.measure.execution import guests
 from testbed.measure.execution.guests import GuestWork, measure_on_worker, read_ended, unpack
-from testbed.measure.execution.remote_guests import worker_identity
+from testbed.measure.execution.identity import worker_identity
 from testbed.measure.execution.run import Request, prepare
 from testbed.measure.results.unfinished_run import FINISHED
 from testbed.net.virtual.guest import GuestExit, GuestSettings

@@ -13,7 +13,7 @@ import yaml
 from typer.testing import CliRunner
 
 from testbed.cli.experiments.confirmation import confirmation, kendall_tau
-from testbed.cli.experiments.explore import OtherSearch, SearchLog
+from testbed.cli.experiments.explore import SearchLog
 from testbed.cli.main import app
 from testbed.prediction.closed_form_recorded import RecordedScreener
 from testbed.prediction.search import Configuration, Evaluation, Search, evaluate, search_space_of
@@ -21,7 +21,7 @@ from testbed.prediction.search.space import Space, own_values
 from testbed.show.exchange import export_chakra, load_job
 from testbed.spec.errors import ConfigError
 from testbed.spec.scenario import load_scenario
-from testbed.workload.traces import Collective, Compute, JobTrace
+from testbed.workload.traces.trace import Collective, Compute, JobTrace
 from tests.unit.workload.recorded_jobs import PIPELINE, REPLICATE, SHARD, asked, recorded
 
 MESH = recorded(2, 2, 2)
@@ -215,5 +215,5 @@ def test_another_trace_under_the_same_name_is_another_search(tmp_path: Path) -> 
     SearchLog(tmp_path / "out", scenario).close()
     later_ns = (tmp_path / "out/tried.jsonl").stat().st_mtime_ns + 1
     os.utime(tmp_path / "job.json.gz", ns=(later_ns, later_ns))
-    with pytest.raises(OtherSearch, match="a trace that has changed since"):
+    with pytest.raises(ConfigError, match="a trace that has changed since"):
         SearchLog(tmp_path / "out", scenario)

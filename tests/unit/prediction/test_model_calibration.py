@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from testbed.cli.experiments.calibrate import measured_probes
+from testbed.cli.experiments.run import measured_probes
 from testbed.cli.main import app
 from testbed.measure.results.result import Result
 from testbed.net.errors import VirtualClockError

@@ -1,4 +1,4 @@
-"""The compiled loop plays what the model in Python plays, operation by operation; and what neither of us wrote."""
+"""The compiled steps take what the steps in Python take, operation by operation; and what formulas say."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from testbed.comm.transport import Software
 from testbed.net.paths.network import Network
 from testbed.net.paths.network import Path as Way
 from testbed.prediction import simulation_cache as preparing
-from testbed.prediction.compiled import NetworkColumns, NetworkSimulator, Outcome, build, play
-from testbed.prediction.compiled.columns import call_of
+from testbed.prediction.compiled import build
+from testbed.prediction.network_columns import NetworkColumns, call_of
+from testbed.prediction.network_simulator import NetworkSimulator, Outcome, play
 from testbed.prediction.simulation import simulate
 from testbed.prediction.simulation_cache import PreparedStep, play_cached
 from testbed.prediction.step_prediction import prepare_step
@@ -46,12 +47,6 @@ EVERY = [
     if not known.uneven
     for algorithm in known.algorithms
 ]
-
-
-@pytest.fixture(autouse=True)
-def _needs_a_compiler() -> None:
-    if build.loop() is None:
-        pytest.skip("no C compiler here, or no headers of C's library")
 
 
 def step_of(shape: tuple[int, ...], more: Mapping[str, object]) -> PreparedStep:
@@ -214,16 +209,18 @@ def test_what_is_out_of_the_ordinary_is_left_to_python(more: Mapping[str, object
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Where nothing is kept yet."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    build.loop.cache_clear()
+    build.library.cache_clear()
     yield tmp_path
-    build.loop.cache_clear()
+    build.library.cache_clear()
 
 
 @pytest.mark.parametrize(
-    "compiler", [None, "exit 1", "echo '#' > /dev/null"], ids=["none", "fails", "makes none"]
+    ("compiler", "got"),
+    [(None, "none"), ("echo no headers >&2; exit 1", "no headers"), ("echo '#' > /dev/null", "No such file")],
+    ids=["none", "fails", "makes none"],
 )
-def test_without_a_compiler_python_plays(
-    compiler: str | None, elsewhere: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_without_a_compiler_the_error_says_what_to_install(
+    compiler: str | None, got: str, elsewhere: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     step = step_of((2, 2, 2, 1, 1), {})
     programs = tmp_path / "programs"
@@ -233,15 +230,18 @@ def test_without_a_compiler_python_plays(
         (programs / "cc").chmod(0o755)
     monkeypatch.setenv("PATH", str(programs))
     monkeypatch.setattr(preparing, "_known", {})
-    assert build.loop() is None
-    assert play_cached(step).step_time_s == pytest.approx(step.play().step_time_s)
-    assert not list(elsewhere.rglob("loop-*"))
+    for prediction in (lambda: play_cached(step), step.play):
+        with pytest.raises(
+            build.NoCompilerError, match=rf"got .*{got}.*, expected a C compiler(.|\n)*apt install"
+        ):
+            prediction()
+    assert not list(elsewhere.rglob("flows-*"))
 
 
 def test_it_is_compiled_once(elsewhere: Path) -> None:
-    assert build.loop() is not None
+    build.library()
     (kept,) = elsewhere.rglob("*.so")
     made_ns = kept.stat().st_mtime_ns
-    build.loop.cache_clear()
-    assert build.loop() is not None
+    build.library.cache_clear()
+    build.library()
     assert kept.stat().st_mtime_ns == made_ns

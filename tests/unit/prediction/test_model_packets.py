@@ -17,7 +17,7 @@ from testbed.net.paths.congestion.reno import RenoGrowth
 from testbed.net.paths.hops import PacketHop, PacketPath
 from testbed.prediction.events import Event
 from testbed.prediction.packets.bbr import WindowedMax
-from testbed.prediction.packets.connections import StripedPair
+from testbed.prediction.packets.connections import striped_pair
 from testbed.prediction.packets.links import FramePath, LinkQueue
 from testbed.prediction.packets.send_queue import Packet
 from testbed.prediction.packets.sender import Sender
@@ -78,7 +78,7 @@ def test_a_loss_that_three_packets_tell_of_costs_a_round_trip_and_half_the_windo
     assert sender.retransmitted == 1
     assert 0 <= there[0] - clean_s < 2 * 2 * 0.05 + 0.01
     # 40 at most were under way
-    assert sender.window < 35
+    assert sender._control.window < 35
 
 
 def test_a_last_packets_loss_is_mended_by_a_probe() -> None:
@@ -224,7 +224,7 @@ def test_a_sender_goes_on_when_its_buffer_has_room() -> None:
 def test_segments_go_round_and_wait_for_word_of_those_before() -> None:
     path = Path(0.01)
     there, back = [path.sender() for _ in range(2)], [path.sender() for _ in range(2)]
-    pair = StripedPair(StripeSettings(2, 4096, outstanding=1, fast_bytes=64), there, back)
+    pair = striped_pair(StripeSettings(2, 4096, outstanding=1, fast_bytes=64), there, back)
     come: list[float] = []
     taken = Event()
     pair.send(4 * 4096, taken, lambda: come.append(path.clock.now_s))
@@ -296,11 +296,11 @@ def test_a_timeout_for_what_was_only_late_is_undone(growth: type[Growth]) -> Non
     sender = path.sender(growth)
     sender.send(60 * PAYLOAD, Event(), lambda: None, lambda: None)
     path.clock.run()
-    window, begun_s, there = sender.window, path.clock.now_s, list[float]()
+    window, begun_s, there = sender._control.window, path.clock.now_s, list[float]()
     for _ in range(int(others_s / PACKET_S)):
         path.line.take(begun_s, FRAME)
     sender.send(40 * PAYLOAD, Event(), lambda: None, lambda: there.append(path.clock.now_s - begun_s))
     path.clock.run()
     assert sender.retransmitted > 0  # it did time out
-    assert sender.window >= window
+    assert sender._control.window >= window
     assert there[0] == pytest.approx(others_s + 0.01 + 40 * PACKET_S, abs=4 * PACKET_S)

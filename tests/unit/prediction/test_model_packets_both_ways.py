@@ -132,9 +132,9 @@ def test_losses_that_a_timer_tells_bbr_of_leave_its_window() -> None:
     stop = sender._stop_waiting
 
     def stopped() -> None:
-        before = sender.window
+        before = sender._control.window
         stop()
-        windows.append(sender.window / before)
+        windows.append(sender._control.window / before)
 
     sender._stop_waiting = stopped  # type: ignore[method-assign]
     both.send(0, 200)

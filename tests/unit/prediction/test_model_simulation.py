@@ -14,8 +14,7 @@ from testbed.net.paths import LossyConnection, Network, Path, network_of
 from testbed.net.paths.alpha_beta import ring_all_reduce_s, ring_steps
 from testbed.net.paths.congestion import LossResponse
 from testbed.net.paths.hops import Paths
-from testbed.prediction.fluid import Fluid
-from testbed.prediction.max_min import fair_rates
+from testbed.prediction.fluid import Fluid, fair_rates
 from testbed.prediction.simulation import simulate
 from testbed.spec.link_direction import QueueClass
 from testbed.spec.topology import load_topology

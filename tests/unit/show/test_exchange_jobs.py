@@ -24,9 +24,9 @@ from testbed.show.exchange.topology_export import next_links, shortest_s
 from testbed.spec.scale import UNSCALED
 from testbed.spec.scenario import load_scenario
 from testbed.spec.topology import load_topology
-from testbed.workload.traces import Collective, Compute, JobTrace, PointToPoint
 from testbed.workload.traces.chakra import read_job
 from testbed.workload.traces.chakra.files import read_file
+from testbed.workload.traces.trace import Collective, Compute, JobTrace, PointToPoint
 from tests.unit.show.report_run import measured_variant
 from tests.unit.workload.test_workload_pipeline_plan import write_topology
 

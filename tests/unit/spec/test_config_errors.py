@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from testbed.spec.errors import ConfigError
-from testbed.spec.file_formats import expand
+from testbed.spec.file_formats import load
+from testbed.spec.link_direction import LINK_PROPERTIES
 from testbed.spec.scenario import load_scenario
 from testbed.spec.topology import load_topology
 from testbed.spec.value_types import algorithm_names
@@ -33,10 +34,8 @@ RATE = "a rate with its unit, such as 400 Gbit/s (bit/s, kbit/s, Mbit/s, Gbit/s,
 DURATION = "a duration with its unit, such as 2.5 ms (ns, us, ms, s, min, h)"
 SIZE = "a size with its unit, such as 64 MiB (B, kB, MB, GB, TB, KiB, MiB, GiB, TiB)"
 DELAY = "a duration, such as 2.5 ms (ns, us, ms, s), or a length of fibre, such as 500 km (m, km)"
-WAN_KEYS = (
-    "a, b, planes, rate, delay, jitter, jitter_distribution, jitter_correlation, loss, loss_bursts, duplicate, "
-    "reorder, corrupt, queue, queue_packets, ecn_threshold, pause, a_to_b, b_to_a"
-)
+PROPERTIES = ", ".join(each.key for each in LINK_PROPERTIES.values())
+WAN_KEYS = f"a, b, planes, {PROPERTIES}, pause, a_to_b, b_to_a"
 
 
 @pytest.fixture(autouse=True)
@@ -485,7 +484,7 @@ def test_the_other_kind_of_file() -> None:
         load_scenario("pair.yaml")
     Path("neither.yaml").write_text("name: x\ntoplogy: y\n")
     with pytest.raises(ConfigError) as caught:
-        expand("neither.yaml")
+        load("neither.yaml").to_yaml()
     expected = "the key buildings (a topology) or topology (a scenario)"
     assert str(caught.value) == f"neither.yaml:1: got the keys name, toplogy, expected {expected}"
 

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from testbed.spec.scenario import Scenario, load_scenario
-from testbed.workload.traces import Collective, Compute, JobTrace, Node, PointToPoint
+from testbed.workload.traces.trace import Collective, Compute, JobTrace, Node, PointToPoint
 
 REPLICATE, PIPELINE, SHARD = "replicate", "pipeline", "shard"
 

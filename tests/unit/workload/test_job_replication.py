@@ -11,6 +11,7 @@ import pytest
 
 from testbed.comm.collectives import Communicator, count_wrong_among, fill
 from testbed.comm.transport import Transport
+from testbed.documents import rebuild
 from testbed.measure.results.shards import split_into_shards
 from testbed.spec.errors import ConfigError
 from testbed.spec.scale import Scale
@@ -69,7 +70,7 @@ def test_ranks_are_told_all_of_it() -> None:
     made = job()
     assert made.replication is not None
     told = replace(made.replication, silent=(1, 2))
-    assert Replication.from_document(json.loads(json.dumps(asdict(told)))) == told
+    assert rebuild(Replication, json.loads(json.dumps(asdict(told)))) == told
     spec = JobSpec(
         made.wiring, "float32", JobPlan(), plan_steps({"a": "ring"}, 2, 1, False), "", replication=told
     )

@@ -26,20 +26,28 @@ from testbed.comm.transport import (
 )
 from testbed.comm.transport.sockets import congestion_control, describe_connection
 from testbed.comm.transport.wire import ConnectionKey
+from testbed.documents import rebuild
 from testbed.measure.execution.isolated_all_reduce import IsolatedBaseline
 from testbed.measure.ranks.telemetry import SocketSampler
 from testbed.measure.results.summary import StepResult, summarise_connections
 from testbed.net.controller import Flow, View
 from testbed.net.controller.policies.explicit import Te
 from testbed.net.fabric.namespace_setup import host_setup
-from testbed.net.fabric.plan import Multipath, make_plan
+from testbed.net.fabric.plan import Multipath, Plan
 from testbed.net.paths.alpha_beta import bdp_bytes
 from testbed.net.paths.hops import Paths
 from testbed.spec.scale import UNSCALED, Scale
 from testbed.spec.scenario import Scenario, load_scenario
 from testbed.spec.topology import Topology, load_topology
 from testbed.spec.transport import SocketsSpec, TransportSpec
-from testbed.workload.job.endpoint_resolution import endpoints_on, multipath_of, resolve_endpoints
+from testbed.workload.job.endpoint_resolution import (
+    endpoints_on,
+    flows_of,
+    multipath_of,
+    planned_rates,
+    resolve_endpoints,
+    socket_rules_of,
+)
 from testbed.workload.job.endpoints import (
     LISTEN_PORT,
     SUBFLOW_PORT,
@@ -47,7 +55,6 @@ from testbed.workload.job.endpoints import (
     JobEndpoints,
     SocketRules,
 )
-from testbed.workload.job.traffic_matrix import flows_of, planned_rates, socket_rules_of
 
 REPOSITORY = Path(__file__).parents[3]
 USUAL = SocketSettings("cubic")
@@ -102,7 +109,7 @@ def test_rules_come_through_json_as_they_were() -> None:
         topology().hosts,
         [(0, 4, 0, 0, 1e9)],
     )
-    assert SocketRules.from_document(json.loads(json.dumps(asdict(rules)))) == rules
+    assert rebuild(SocketRules, json.loads(json.dumps(asdict(rules)))) == rules
     assert rules.settings(USUAL, 0, 4, ConnectionKey(), "same_region").pacing_bps == 1e9
     assert rules.settings(USUAL, 4, 0, ConnectionKey(), "same_region").pacing_bps is None
 
@@ -140,7 +147,7 @@ def test_mptcp_declares_its_ways_by_the_ports_where_they_arrive() -> None:
     multipath = multipath_of(spec, hosts[3:5])
     assert multipath == Multipath((SUBFLOW_PORT, SUBFLOW_PORT + 1), ("east4", "west1"))
     assert multipath_of(TransportSpec(), hosts) is None
-    plan = make_plan(topology(), "tbabcd", multipath=multipath)
+    plan = Plan(topology(), "tbabcd", multipath=multipath)
     first, second = ([line for line in host_setup(plan, host).ip if "rule" in line] for host in hosts[3:5])
     assert first == [f"rule add to {hosts[4].ip}/32 ipproto tcp dport 29501-29502 prohibit"]
     assert second == []

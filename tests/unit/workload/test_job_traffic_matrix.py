@@ -17,9 +17,14 @@ from testbed.spec.scenario import Scenario
 from testbed.spec.topology import load_topology
 from testbed.spec.transport import TransportSpec
 from testbed.spec.workload import WorkloadSpec
-from testbed.workload.job.endpoint_resolution import endpoints_on, loopback_endpoints, resolve_endpoints
+from testbed.workload.job.endpoint_resolution import (
+    endpoints_on,
+    flows_of,
+    loopback_endpoints,
+    resolve_endpoints,
+    sum_pairs,
+)
 from testbed.workload.job.endpoints import LISTEN_PORT, THIS_NAMESPACE
-from testbed.workload.job.traffic_matrix import flows_of, sum_pairs
 from testbed.workload.plan import Computing, GroupCollective, Message
 from testbed.workload.plan_volume import plan_traffic
 from testbed.workload.uniform_plans import exchange_partners, plan_collectives

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
 from testbed.comm.collectives import TuningTable
 from testbed.comm.collectives.algorithm_selection import Entry
+from testbed.documents import from_json, to_json
 from testbed.prediction.step_prediction import predict_step
 from testbed.spec.errors import ConfigError
 from testbed.spec.scale import Scale
@@ -60,7 +60,7 @@ def test_the_model_goes_by_the_table(tmp_path: Path) -> None:
 def test_ranks_get_the_table_with_their_plan(tmp_path: Path) -> None:
     tuned = scenario(tmp_path)
     plan = workload_of(tuned, tuned.topology.resolve(COARSE), COARSE).plan
-    there = JobPlan.from_document(json.loads(json.dumps(plan.to_document())))
+    there = from_json(JobPlan, to_json(plan))
     assert there.tuning == TuningTable(TABLE.entries, 1000)
     assert there == plan
 

@@ -10,6 +10,7 @@ import pytest
 import yaml
 from pydantic import TypeAdapter
 
+from testbed.documents import from_json, to_json
 from testbed.measure.results.serving_result import Serving
 from testbed.prediction.request_metrics import (
     ServedStep,
@@ -26,10 +27,10 @@ from testbed.spec.scale import Scale
 from testbed.spec.scenario import Scenario, load_scenario
 from testbed.spec.topology import load_topology
 from testbed.workload.dependency_tracker import DependencyTracker
+from testbed.workload.job.endpoint_resolution import sum_pairs
 from testbed.workload.job.job import Job, job_of
-from testbed.workload.job.traffic_matrix import sum_pairs
 from testbed.workload.plan import QUEUE, Computing, JobPlan
-from testbed.workload.serving import draw_arrivals, form_batches, read_arrivals
+from testbed.workload.serving.frontend import draw_arrivals, form_batches, read_arrivals
 from tests.queueing import (
     md1_wait_s,
     mdc_wait_s,
@@ -378,7 +379,7 @@ def test_a_layer_s_tokens_go_to_the_experts_and_back() -> None:
 
 def test_plans_of_requests_are_plain_ones() -> None:
     made = job(requests=3).workload.plan
-    assert JobPlan.from_document(made.to_document()).ranks == made.ranks
+    assert from_json(JobPlan, to_json(made)).ranks == made.ranks
 
 
 def test_lanes_are_long_enough_to_be_emulated() -> None:

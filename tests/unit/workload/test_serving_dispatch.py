@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections import Counter
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 
 from testbed.comm.transport import MemoryNetwork, Transport
 from testbed.contrib.conformance.harness import in_threads
+from testbed.documents import from_json, to_json
 from testbed.errors import BadInput
 from testbed.measure.execution.shard_records import RankRecords, resolve_served_job
 from testbed.measure.ranks.executor import PlanOutcome
@@ -25,11 +25,18 @@ from testbed.show.exchange.chakra import load_job
 from testbed.show.report.serving import describe_serving
 from testbed.spec.errors import ConfigError
 from testbed.spec.scale import Scale
-from testbed.workload.dispatch import Dispatcher, Dispatching, DispatchLog, NoServerError, PieceKey
-from testbed.workload.dispatch.dispatcher import DispatchRules, Server
+from testbed.workload.dispatch import (
+    Dispatcher,
+    Dispatching,
+    DispatchLog,
+    DispatchRules,
+    NoServerError,
+    PieceKey,
+    Server,
+)
+from testbed.workload.job.endpoint_resolution import sum_pairs
 from testbed.workload.job.job import Job, job_of
 from testbed.workload.job.launch_spec import JobSpec
-from testbed.workload.job.traffic_matrix import sum_pairs
 from testbed.workload.plan import Message, Operation
 from tests.queueing import md1_wait_s, waits_s
 from tests.unit.workload.test_serving import RECOMMENDATION, SAMPLES, TABLES, job, sent
@@ -91,7 +98,7 @@ def test_what_is_not_answered_goes_to_somebody_else_until_there_is_an_answer() -
     chosen.answered(0, 2.0)
     assert chosen.found.outages[0].back_s == 2.0
     assert chosen.found.first[0] == 2
-    assert DispatchLog.from_document(json.loads(json.dumps(chosen.found.to_document()))) == chosen.found
+    assert from_json(DispatchLog, to_json(chosen.found)) == chosen.found
 
 
 def test_a_lost_connection_sends_all_that_is_owed_again_and_nobody_left_is_an_end() -> None:
@@ -189,7 +196,7 @@ def test_a_spec_with_dispatching_goes_through_json() -> None:
     spec = JobSpec(made.wiring, "float32", made.workload.start, (), "", dispatching=dispatching)
     back = JobSpec.from_json(spec.to_json())
     assert isinstance(back.dispatching, Dispatching)
-    assert back.dispatching.to_document() == dispatching.to_document()
+    assert to_json(back.dispatching) == to_json(dispatching)
     assert made.survives_kills
     assert not job(dispatch="random").survives_kills
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from testbed.workload.traces import Collective, Compute, JobTrace, Node, PointToPoint, TraceError
+from testbed.workload.traces.trace import Collective, Compute, JobTrace, Node, PointToPoint, TraceError
 
 RANK_0: tuple[Node, ...] = (
     Compute("forward", duration_s=1e-3, flops=2e9, kind="forward", module="layers.0", site="train.py:7"),

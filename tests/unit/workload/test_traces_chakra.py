@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from testbed.workload.traces import Collective, Compute, JobTrace, Node, PointToPoint, TraceError
 from testbed.workload.traces.chakra import read_job, write_job
 from testbed.workload.traces.chakra.files import read_file, write_file
+from testbed.workload.traces.trace import Collective, Compute, JobTrace, Node, PointToPoint, TraceError
 from tests.unit.workload.et_wire import (
     BOOL,
     BOOLS,

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from testbed.workload.traces import Collective, Compute, JobTrace, Node, PointToPoint, TraceError
 from testbed.workload.traces.consistency import check_matching, first_mismatch
+from testbed.workload.traces.trace import Collective, Compute, JobTrace, Node, PointToPoint, TraceError
 
 
 def trace(*ranks: tuple[Node, ...], **groups: tuple[int, ...]) -> JobTrace:

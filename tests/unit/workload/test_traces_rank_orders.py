@@ -21,9 +21,9 @@ from testbed.workload.plan import Computing
 from testbed.workload.plan_volume import plan_traffic
 from testbed.workload.plans import WorkloadRequest
 from testbed.workload.trace_conversion import plan_trace
-from testbed.workload.traces import Collective, Compute, JobTrace, PointToPoint
 from testbed.workload.traces.consistency import check_matching
 from testbed.workload.traces.rank_orders import families_of, order_of, placements_of, reorder_ranks
+from testbed.workload.traces.trace import Collective, Compute, JobTrace, PointToPoint
 from tests.unit.workload.recorded_jobs import PIPELINE, REPLICATE, SHARD, asked, recorded
 
 MESH = recorded(2, 2, 2)

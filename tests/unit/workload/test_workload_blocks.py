@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from testbed.comm.collectives import Communicator
+from testbed.documents import from_json, to_json
 from testbed.measure.ranks.executor import Executor, PlanOutcome
 from testbed.net.paths import Network
 from testbed.net.paths import Path as Way
@@ -282,7 +283,7 @@ def test_plans_of_any_layout_come_to_an_end(groups: int, width: int, way: str) -
     if len(nodes) > 1:
         plan = planned(way, nodes)
         assert simulate(plan, network(len(nodes), 8e6, nodes, 1e6), 4).step_time_s > 3.999 * 0.02
-        assert JobPlan.from_document(plan.to_document()) == plan
+        assert from_json(JobPlan, to_json(plan)) == plan
 
 
 # ---- scenarios

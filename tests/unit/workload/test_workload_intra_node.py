@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import pytest
 
 import testbed
+from testbed.documents import from_json, to_json
 from testbed.prediction.dry_run import dry_run
 from testbed.spec.errors import ConfigError
 from testbed.spec.scale import Scale
@@ -266,7 +266,7 @@ def test_a_hierarchy_may_be_one_of_leaves() -> None:
     for hierarchy in ("buildings", "leaves"):
         plan = job_of(on_nodes({**own, "hierarchy": hierarchy}, model=MODEL), Scale()).workload.plan
         plan = plan.with_algorithm("hierarchical")
-        assert JobPlan.from_document(json.loads(json.dumps(plan.to_document()))) == plan
+        assert from_json(JobPlan, to_json(plan)) == plan
         found[hierarchy] = between(plan, nodes), between(plan, plan.buildings)
     array_bytes = 4 * sum(parameter.numel for parameter in parameters(ModelSpec.model_validate(MODEL)))
     # each node has the array once: over a ring of four nodes 2 (4 - 1) arrays go, between two buildings half of them

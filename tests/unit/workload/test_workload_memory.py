@@ -13,7 +13,7 @@ LLAMA_8B, MIXTRAL = 8_030_261_248, 46_702_792_704
 def bytes_of(model: str, ranks: int, stages: int = 1, peak: float = 0.0, **degrees: int) -> list[float]:
     all_degrees = {**dict.fromkeys((*DIMENSIONS, EXPERT), 1), **degrees}
     mesh = make_mesh(all_degrees, ranks, 1)
-    positions = [coordinate["pipeline_parallel"] for coordinate in mesh.coordinates()]
+    positions = [coordinate["pipeline_parallel"] for coordinate in mesh.coordinates]
     return accelerator_bytes(model, mesh, range(stages), [peak] * ranks, 2, positions)
 
 

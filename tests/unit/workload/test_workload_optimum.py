@@ -26,12 +26,12 @@ from testbed.workload.schedules import (
     check_orders,
     make_schedule,
     read_csv,
-    schedule_cache,
 )
+from testbed.workload.schedules import optimal as optimal_module
 from testbed.workload.schedules.action_times import peak_activations, time_orders
 from testbed.workload.schedules.base import SCHEDULES
 from testbed.workload.schedules.cp_sat import JobShop
-from testbed.workload.schedules.optimal_search import activation_limit, find_optimal, lower_bound_s
+from testbed.workload.schedules.optimal import activation_limit, find_optimal, lower_bound_s
 
 KINDS = (Kind.FORWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT)
 
@@ -39,8 +39,8 @@ KINDS = (Kind.FORWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT)
 @pytest.fixture(autouse=True)
 def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Nobody's cache, and nothing known from other tests."""
-    monkeypatch.setattr(schedule_cache, "folder", lambda: tmp_path / "schedules")
-    monkeypatch.setattr(schedule_cache, "_known", {})
+    monkeypatch.setattr(optimal_module, "folder", lambda: tmp_path / "schedules")
+    monkeypatch.setattr(optimal_module, "_known", {})
     return tmp_path / "schedules"
 
 
@@ -122,7 +122,7 @@ def test_a_schedule_by_other_costs_is_a_place_to_begin() -> None:
     far_alone = Costs(0.5, 0.44, 0.44, latencies, (0.0,) * 7)
     waves = {}
     for costs in (all_hops, far_alone):
-        wave = make_schedule("CrossWave", 8, 16, costs, memory=2.0)
+        wave = make_schedule("CrossWave", ScheduleRequest(8, 16, 1, 2.0, costs))
         timed = time_orders(wave.owners, wave.orders, all_hops)
         assert timed is not None
         waves[costs] = timed.step_s
@@ -153,23 +153,24 @@ def test_a_long_step_is_searched_window_by_window() -> None:
 
 def test_what_was_found_is_kept(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     costs = Costs(1.0, 0.9, 0.8, (1.0, 1.0), (0.2, 0.2))
-    first = make_schedule("optimal", 3, 4, costs)
+    first = make_schedule("optimal", ScheduleRequest(3, 4, 1, 1.0, costs, effort=0.3))
     assert len(list(own_cache.glob("*.json"))) == 1
-    monkeypatch.setattr(schedule_cache, "_known", {})
-    monkeypatch.setattr("testbed.workload.schedules.optimal_search.find_optimal", None)
-    again = make_schedule("optimal", 3, 4, costs)
+    monkeypatch.setattr(optimal_module, "_known", {})
+    monkeypatch.setattr("testbed.workload.schedules.optimal.find_optimal", None)
+    again = make_schedule("optimal", ScheduleRequest(3, 4, 1, 1.0, costs, effort=0.3))
     assert (again, again.searched) == (first, first.searched)
     monkeypatch.undo()
 
 
 def test_a_search_that_is_interrupted_ends_at_once_and_keeps_nothing(own_cache: Path) -> None:
     hops = (0.0,) * 3 + (2.0,) + (0.0,) * 3
+    costs = Costs(0.5, 0.45, 0.45, hops, hops)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     timer = threading.Timer(2.0, os.kill, (os.getpid(), signal.SIGINT))
     timer.start()
     try:
         with pytest.raises(KeyboardInterrupt):
-            make_schedule("optimal", 8, 16, Costs(0.5, 0.45, 0.45, hops, hops), 2, effort=1000.0)
+            make_schedule("optimal", ScheduleRequest(8, 16, 2, 1.0, costs, effort=1000.0))
     finally:
         timer.cancel()
         signal.signal(signal.SIGINT, before)
@@ -180,11 +181,11 @@ def test_a_cache_that_cannot_be_read_is_done_without(
     own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     costs = Costs(1.0, 0.9, 0.8, (1.0,), (0.2,))
-    first = make_schedule("optimal", 2, 2, costs)
+    first = make_schedule("optimal", ScheduleRequest(2, 2, 1, 1.0, costs, effort=0.3))
     (file,) = own_cache.glob("*.json")
     file.write_text('{"orders": "0F0')
-    monkeypatch.setattr(schedule_cache, "_known", {})
-    assert make_schedule("optimal", 2, 2, costs) == first
+    monkeypatch.setattr(optimal_module, "_known", {})
+    assert make_schedule("optimal", ScheduleRequest(2, 2, 1, 1.0, costs, effort=0.3)) == first
 
 
 @pytest.mark.parametrize("name", [name for name in SCHEDULES if name not in ("Interleaved1F1B", "LoopedBFS")])
@@ -233,8 +234,10 @@ def test_crosspipes_pair_takes_a_fifth_less_than_its_best_schedule() -> None:
 
 def test_over_four_data_centers_crosswave_is_no_slower_than_1f1b() -> None:
     latencies = tuple(4.0 * (hop % 2) for hop in range(7))
-    wave = make_schedule("CrossWave", 8, 16, Costs(0.5, 0.45, 0.45, latencies, (0.0,) * 7))
-    plain = make_schedule("1F1B", 8, 16, Costs(1.0, 0.9, 0.9, latencies, (0.0,) * 7))
+    wave = make_schedule(
+        "CrossWave", ScheduleRequest(8, 16, 1, 1.0, Costs(0.5, 0.45, 0.45, latencies, (0.0,) * 7))
+    )
+    plain = make_schedule("1F1B", ScheduleRequest(8, 16, 1, 1.0, Costs(1.0, 0.9, 0.9, latencies, (0.0,) * 7)))
     took = [
         time_orders(one.owners, one.orders, Costs(1 / n, 0.9 / n, 0.9 / n, latencies, (0.0,) * 7))
         for one, n in ((wave, 2), (plain, 1))

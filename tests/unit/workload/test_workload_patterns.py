@@ -7,9 +7,8 @@ import pytest
 
 from testbed.prediction.simulation_cache import plan_key
 from testbed.workload.operations import GroupCollective, Operation
-from testbed.workload.plan import JobPlan
+from testbed.workload.plan import JobPlan, Pattern, SymmetricPlans
 from testbed.workload.plan_columns import pattern_columns
-from testbed.workload.plan_patterns import AlgorithmPattern, Pattern, SymmetricPlans
 
 
 def gradients(*algorithms: str, numel: int = 1000) -> Pattern:
@@ -55,8 +54,7 @@ def test_what_is_alike_now_is_one(algorithm: str) -> None:
     """Columns of collectives that are told apart by an algorithm alone are others once they have the same."""
     pattern = gradients("", "tree", "")
     using, plain = pattern.with_algorithm(algorithm), gradients(algorithm, "tree", algorithm)
-    assert isinstance(using, AlgorithmPattern)
-    assert using.keeps_kinds_distinct is (algorithm != "tree")
+    assert (using.column_source is pattern) is (algorithm != "tree")
     assert using.shared_kinds == plain.shared_kinds
     assert [many for _, many in using.exchanges] == [many for _, many in plain.exchanges]
     columns = pattern_columns(using), pattern_columns(plain)

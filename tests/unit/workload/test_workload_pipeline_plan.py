@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from testbed.comm.collectives import between_groups
+from testbed.documents import from_json, to_json
 from testbed.prediction.dry_run import check_memory, dry_run
 from testbed.prediction.timeline import break_down_step, find_critical_path
 from testbed.spec.errors import ConfigError
@@ -280,7 +280,7 @@ def test_routing_is_as_uneven_as_asked_and_experts_compute_what_they_get(tmp_pat
                 assert ratio == pytest.approx(received * routed / dense, rel=0.01)
     assert len(ratios) == 8 * 4 * 2 * LAYERS * MICROBATCHES
     assert statistics.pstdev(ratios) == pytest.approx(0.5, rel=0.2)
-    again = JobPlan.from_document(json.loads(json.dumps(made.plan.to_document())))
+    again = from_json(JobPlan, to_json(made.plan))
     assert again == made.plan
 
 
@@ -302,7 +302,7 @@ def test_bytes_of_dimensions_have_their_class(tmp_path: Path) -> None:
     assert found[0] == 0
     assert found[46] == pytest.approx(2 * 3 * 2 * MICROBATCHES * ACTIVATION_BYTES, rel=1e-3)
     assert found[10] == pytest.approx(2 * 4 * numel(), rel=1e-2)
-    again = JobPlan.from_document(json.loads(json.dumps(made.plan.to_document())))
+    again = from_json(JobPlan, to_json(made.plan))
     assert again == made.plan
     usual = workload(tmp_path, {**parallelism, "dscp": {}})  # as a file is written out
     assert set(usual.pairs("ring")) == {0}
@@ -407,7 +407,7 @@ def test_jitter_has_its_size_and_is_the_same_in_every_run(tmp_path: Path) -> Non
     ]
     assert statistics.stdev(ratios) == pytest.approx(0.05, rel=0.1)
     assert statistics.mean(ratios) == pytest.approx(1.0, abs=0.01)
-    again = JobPlan.from_document(json.loads(json.dumps(plan.to_document())))
+    again = from_json(JobPlan, to_json(plan))
     assert again == plan
     assert jittered_s(again, 3, places[0], 1) == jittered_s(plan, 3, places[0], 1)
     assert jittered_s(plan, 3, places[0], 1) != jittered_s(plan, 3, places[0], 2)
@@ -428,7 +428,7 @@ def test_the_outermost_dimension_is_the_one_of_distant_ranks() -> None:
     assert turned.groups(REPLICATE) == [(0, 1), (2, 3), (4, 5), (6, 7)]
     moved = make_mesh(given, 8, 1, mapping=(0, 4, 1, 5, 2, 6, 3, 7))
     assert moved.groups(REPLICATE) == [(0, 2), (4, 6), (1, 3), (5, 7)]
-    assert moved.rank(moved.coordinates()[5]) == 5
+    assert moved.rank(moved.coordinates[5]) == 5
 
 
 def test_a_mapping_that_knows_buildings_lets_less_cross(tmp_path: Path) -> None:

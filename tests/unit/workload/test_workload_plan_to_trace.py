@@ -12,11 +12,11 @@ from testbed.prediction.dry_run import dry_runs, workloads_of
 from testbed.spec.errors import ConfigError
 from testbed.spec.scale import UNSCALED, Scale
 from testbed.spec.scenario import Scenario, load_scenario
-from testbed.workload.job.recorded_trace import chakra_trace
+from testbed.workload.job.kinds.trace import recorded_trace
 from testbed.workload.plan import GroupCollective
 from testbed.workload.trace_conversion import TraceInfo, trace_of
-from testbed.workload.traces import Collective, Compute, TraceError
 from testbed.workload.traces.chakra import read_job, write_job
+from testbed.workload.traces.trace import Collective, Compute, TraceError
 from tests.unit.workload.et_wire import (
     COMP,
     INT64,
@@ -115,7 +115,9 @@ def test_traces_are_found_from_the_scenarios_folder_and_reckoned_for_its_acceler
     (run,) = dry_runs(slow, UNSCALED).values()
     assert run.workload.compute_s == 2.0
     h100 = scenario_of(tmp_path, chakra="traces", accelerator="h100")
-    assert chakra_trace(h100.workload).ranks[0][0] == Compute("work", duration_s=1 / (989 * 0.4), flops=1e12)
+    assert recorded_trace(h100.workload).ranks[0][0] == Compute(
+        "work", duration_s=1 / (989 * 0.4), flops=1e12
+    )
     with pytest.raises(TraceError, match=r"a\.0\.et: node 0 .*or an accelerator to estimate it for"):
         dry_runs(scenario_of(tmp_path, chakra="traces"), UNSCALED)
 
@@ -126,7 +128,7 @@ def test_memory_takes_its_time_where_its_rate_is_known(tmp_path: Path) -> None:
         load = node(0, "weights", LOAD, size)
         both = node(1, "matmul", COMP, attribute("num_ops", INT64, 10**12), size)
         write(tmp_path / "traces" / f"a.{rank}.et", version(), load, both)
-    h100 = chakra_trace(scenario_of(tmp_path, chakra="traces", accelerator="h100").workload)
+    h100 = recorded_trace(scenario_of(tmp_path, chakra="traces", accelerator="h100").workload)
     assert [one.duration_s for one in h100.ranks[0] if isinstance(one, Compute)] == [
         0.02,
         0.02,

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from testbed.documents import from_json, to_json
 from testbed.errors import TestbedError
 from testbed.prediction.dry_run import dry_runs, workloads_of
 from testbed.spec.errors import ConfigError
@@ -231,7 +232,7 @@ def test_the_builder_takes_real_figures() -> None:
     assert isinstance(first, Computing)
     assert first.duration_s == pytest.approx(0.020)
     assert [getattr(own[-1 - rank], "numel", 0) for rank, own in enumerate(plan.ranks)] == [250, 250]
-    assert JobPlan.from_document(plan.to_document()) == plan
+    assert from_json(JobPlan, to_json(plan)) == plan
 
 
 def test_messages_and_collectives_have_the_same_options() -> None:

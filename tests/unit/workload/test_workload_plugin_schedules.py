@@ -11,7 +11,7 @@ from testbed.errors import TestbedError
 from testbed.prediction.dry_run import workloads_of
 from testbed.spec.scale import Scale
 from testbed.spec.scenario import Scenario, load_scenario
-from testbed.workload.schedules import SCHEDULES, Costs, ScheduleEntry, make_schedule
+from testbed.workload.schedules import SCHEDULES, Costs, ScheduleEntry, ScheduleRequest, make_schedule
 from tests.unit.workload.test_workload_pipeline_plan import write_topology
 
 STAGE = "{forward: 10 ms, backward_input: 10 ms, backward_weight: 10 ms, activation: 1 MB}"
@@ -112,4 +112,4 @@ def test_names_come_from_where_schedules_stand() -> None:
     assert {"GPipe", "1F1B", "ZBH1", "CrossUDSub"} <= set(SCHEDULES)
     assert all(isinstance(entry, ScheduleEntry) for entry in SCHEDULES.values())
     for name in SCHEDULES:  # the testbed's own are no plug-ins
-        assert make_schedule(name, 2, 4, Costs(1.0, 1.0, 1.0)).source is None
+        assert make_schedule(name, ScheduleRequest(2, 4, 1, 1.0, Costs(1.0, 1.0, 1.0))).source is None

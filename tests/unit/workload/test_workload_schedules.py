@@ -20,6 +20,7 @@ from testbed.workload.schedules import (
     Kind,
     Schedule,
     ScheduleError,
+    ScheduleRequest,
     find_schedule,
     implied_actions,
     make_schedule,
@@ -61,7 +62,7 @@ def planned(schedule: Schedule, ranks: int, costs: Costs, *, early: bool = True)
 
 
 def carried_out(name: str, ranks: int, microbatches: int, costs: Costs, chunks: int = 1) -> Timeline:
-    schedule = make_schedule(name, ranks, microbatches, costs, chunks)
+    schedule = make_schedule(name, ScheduleRequest(ranks, microbatches, chunks, 1.0, costs))
     return simulate(planned(schedule, ranks, costs), network(ranks), 4)
 
 
@@ -72,7 +73,7 @@ def test_every_schedule_does_all_of_its_work_and_comes_to_an_end(
 ) -> None:
     costs = Costs(1.0, 0.9, 0.8, (0.5,) * (ranks - 1), (0.1,) * (ranks - 1))
     chunks = find_schedule(name).chunks or 2
-    schedule = make_schedule(name, ranks, microbatches, costs, chunks)
+    schedule = make_schedule(name, ScheduleRequest(ranks, microbatches, chunks, 1.0, costs))
     assert len(schedule.orders) == ranks
     timeline = simulate(planned(schedule, ranks, costs), network(ranks, 0.5, 0.1), 4)
     assert timeline.step_time_s >= 0.999 * microbatches * chunks * 2.7
@@ -104,7 +105,7 @@ def test_memory_is_what_the_schedules_promise() -> None:
     peaks = {}
     for name in ("GPipe", "1F1B", "ZBH1", "CrossUD", "ZBVZeroBubble", "CrossWave"):
         costs = Costs(1.0, 1.0, 1.0)
-        schedule = make_schedule(name, ranks, microbatches, costs)
+        schedule = make_schedule(name, ScheduleRequest(ranks, microbatches, 1, 1.0, costs))
         plan = planned(schedule, ranks, costs)
         peaks[name] = peak_activation_bytes(plan, simulate(plan, network(ranks), 4).spans)
     assert peaks["GPipe"] == [microbatches] * ranks
@@ -131,7 +132,7 @@ def test_crosspipes_table_comes_out(pair: tuple[int, int]) -> None:
         chunks = find_schedule(name).chunks or 1
         gradient_s = 0.0334 / chunks
         costs = Costs(forward_s / chunks, gradient_s, gradient_s, tuple(hops[0]), tuple(hops[1]))
-        schedule = make_schedule(name, ranks, microbatches, costs)
+        schedule = make_schedule(name, ScheduleRequest(ranks, microbatches, 1, 1.0, costs))
         plan = planned(schedule, ranks, costs, early=name.startswith("Cross"))
         took[name] = simulate(plan, network(ranks, latency_s, busy_s), 4).step_time_s / microbatches
     for name, seconds_each in PAPER[pair].items():
@@ -233,9 +234,9 @@ def test_microbatches_that_interleaving_cannot_share_out_are_refused() -> None:
     with pytest.raises(
         ScheduleError, match="Interleaved1F1B: got 9 microbatches on 4 ranks, expected a multiple of 2"
     ):
-        make_schedule("Interleaved1F1B", 4, 9, Costs(1.0, 1.0, 1.0), 2)
+        make_schedule("Interleaved1F1B", ScheduleRequest(4, 9, 2, 1.0, Costs(1.0, 1.0, 1.0)))
     with pytest.raises(ScheduleError, match="ZBVZeroBubble: got 3 chunks, expected 2"):
-        make_schedule("ZBVZeroBubble", 4, 8, Costs(1.0, 1.0, 1.0), 3)
+        make_schedule("ZBVZeroBubble", ScheduleRequest(4, 8, 3, 1.0, Costs(1.0, 1.0, 1.0)))
 
 
 def test_scenarios_name_the_dimensions_that_there_are() -> None:

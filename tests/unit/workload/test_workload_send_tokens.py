@@ -1,17 +1,12 @@
-"""Replicas that take turns: what that adds to a plan, in operations and in columns."""
+"""Replicas that take turns: what that adds to a plan, in operations."""
 
 from __future__ import annotations
 
-import numpy as np
-import pytest
-
 from testbed.workload.operations import COMPUTE, Computing, Message, Pause
 from testbed.workload.parallelism import PIPELINE
-from testbed.workload.plan_columns import _operation_columns, pattern_columns
+from testbed.workload.plan import Pattern, Relocation
 from testbed.workload.plan_options import SendToken
-from testbed.workload.plan_patterns import Pattern, Relocation, send_key
-from testbed.workload.send_tokens import TOKEN, TokenPattern, find_turns
-from tests.unit.workload.test_workload_rank_symmetry import MORE, SHAPES, planned
+from testbed.workload.send_tokens import TOKEN, find_turns, with_tokens
 
 RATE = 1e9  # bytes per second
 # ranks 0 and 1 are one replica, in two buildings, 2 and 3 the other
@@ -33,7 +28,7 @@ def forward(number: int, numel: int = 500) -> list[Computing | Message]:
 def test_each_message_waits_for_a_token_and_passes_it_on() -> None:
     plain = Pattern((*forward(0), *forward(1)))
     first, second = (
-        TokenPattern.of(plain, Relocation((), line), tuple(find_turns(line[0], LINES, TOKENS, itemsize=4)))
+        with_tokens(plain, Relocation((), line), tuple(find_turns(line[0], LINES, TOKENS, itemsize=4)))
         for line in LINES
     )
     names = [operation.name for operation in first.operations]
@@ -66,31 +61,8 @@ def test_who_sends_alone_takes_no_turns() -> None:
     assert list(find_turns(0, LINES, apart, itemsize=4)) == []
 
 
-REPLICATED = [shape for shape in SHAPES if shape[0] > 1 and shape[1] * shape[2] > 1]
-
-
-@pytest.mark.parametrize("shape", REPLICATED, ids=str)
-def test_columns_are_those_of_the_operations(shape: tuple[int, ...]) -> None:
-    plan = planned(shape, MORE["tokens"])
-    assert any(isinstance(pattern, TokenPattern) for pattern in plan.symmetric.patterns)
-    for pattern in plan.symmetric.patterns:
-        whole = Pattern(pattern.operations)
-        made, read = pattern_columns(pattern), _operation_columns(whole)
-        assert made is not None
-        assert read is not None
-        for name in made._fields:
-            own, other = getattr(made, name), getattr(read, name)
-            assert np.array_equal(own, other), name
-            assert own.dtype == other.dtype, name
-        told = [[(send_key(one), many) for one, many in own.exchanges] for own in (pattern, whole)]
-        assert told[0] == told[1]
-        assert len(pattern) == len(whole)
-        assert pattern.shared_indices == whole.shared_indices
-        assert pattern.shared_kinds == whole.shared_kinds
-
-
 def test_ranks_of_other_plans_take_their_turns_again() -> None:
     plain = Pattern(tuple(forward(0)))
     turns = tuple(find_turns(0, LINES, TOKENS, itemsize=4))
-    assert TokenPattern.of(plain, None, turns) is TokenPattern.of(plain, None, turns)
-    assert TokenPattern.of(plain, None, turns[:0]) is not TokenPattern.of(plain, None, turns)
+    assert with_tokens(plain, None, turns) is with_tokens(plain, None, turns)
+    assert with_tokens(plain, None, turns[:0]) is not with_tokens(plain, None, turns)

@@ -15,7 +15,7 @@ from testbed.spec.scenario import Scenario, load_scenario
 from testbed.workload.plan import EVERYBODY, Computing, GroupCollective, Message, Pause
 from testbed.workload.plans import WorkloadRequest, check_plan
 from testbed.workload.trace_conversion import plan_trace
-from testbed.workload.traces import Collective, Compute, JobTrace, Node, PointToPoint
+from testbed.workload.traces.trace import Collective, Compute, JobTrace, Node, PointToPoint
 from tests.unit.workload.test_workload_pipeline_plan import write_topology
 
 SCALE = Scale(size_scale=10.0, time_dilation=4.0)

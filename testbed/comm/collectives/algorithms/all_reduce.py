@@ -31,18 +31,22 @@ REDUCE = "reduce-scatter"
 RING_CHANNELS, TIER_CHANNELS = Pieces(4, 128 * 1024), Pieces(16, 16 * 1024)
 
 
-def backwards(gather: Plan) -> Plan:
-    """Return the reduce-scatter that is this all-gather played backwards, with the same steps and bytes."""
-    return reverse(gather, REDUCE)
+def backwards_ring(request: PlanRequest) -> Plan:
+    """Plan the all-gather that is a ring reduce-scatter when played backwards: it goes around the other way."""
+    return all_gather.ring(request, direction=-1)
 
 
-@REDUCE_SCATTER.register("ring", channels=RING_CHANNELS, auto=large_inside)
-def ring_reduce_scatter(request: PlanRequest) -> Plan:
-    """Add the own part to what came from the previous rank and pass it on to the next.
-
-    Steps: n - 1. Sends B (n - 1) / n, all to the next rank.
-    """
-    return backwards(all_gather.ring(request, direction=-1))
+# Played backwards, far first is near first, with the large messages to neighbours, and the other way around.
+for name, gather_of, channels, rule in (
+    ("ring", backwards_ring, RING_CHANNELS, large_inside),
+    ("bidirectional_ring", all_gather.bidirectional_ring, RING_CHANNELS, None),
+    ("near_first", all_gather.far_first, None, small),
+    ("far_first", all_gather.near_first, None, None),
+    ("bruck", all_gather.bruck, None, None),
+    ("direct", all_gather.direct, None, None),
+    ("hierarchical", all_gather.hierarchical, TIER_CHANNELS, large_across),
+):
+    REDUCE_SCATTER.register_reversed(name, gather_of, channels=channels, auto=rule)
 
 
 @ALL_REDUCE.register("ring", channels=RING_CHANNELS, auto=large_inside)
@@ -53,7 +57,7 @@ def ring(request: PlanRequest) -> Plan:
     crossed in one place in each direction. Source: Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce
     algorithms for clusters of workstations".
     """
-    return then(ring_reduce_scatter(request), all_gather.ring(request))
+    return then(reverse(backwards_ring(request), REDUCE), all_gather.ring(request))
 
 
 @ALL_REDUCE.register("bidirectional_ring", channels=RING_CHANNELS)
@@ -63,7 +67,7 @@ def bidirectional_ring(request: PlanRequest) -> Plan:
     Steps: 2 ceil((n - 1) / 2), half of the ring's. Sends 2 B (n - 1) / n, half of it to either side.
     """
     gather = all_gather.bidirectional_ring(request)
-    return then(backwards(gather), gather)
+    return then(reverse(gather, REDUCE), gather)
 
 
 @ALL_REDUCE.register("halving_doubling", channels=RING_CHANNELS, auto=small)
@@ -86,7 +90,7 @@ def halving_doubling(request: PlanRequest) -> Plan:
             name += number // distance % factor * weight
         names[number] = name
     gather = relabel(all_gather.far_first(request), names.__getitem__)
-    return then(backwards(gather), gather)
+    return then(reverse(gather, REDUCE), gather)
 
 
 @ALL_REDUCE.register("double_tree", chunks=CHUNKS)
@@ -164,42 +168,3 @@ def hierarchical_tree(request: PlanRequest) -> Plan:
     It takes 2 ceil(log2 g) steps across g buildings, which suits many buildings.
     """
     return hierarchical(request, "tree")
-
-
-# all-gathers played backwards: far first becomes near first, and vice versa
-
-
-@REDUCE_SCATTER.register("bidirectional_ring", channels=RING_CHANNELS)
-def bidirectional_ring_reduce_scatter(request: PlanRequest) -> Plan:
-    """Play `all_gather.bidirectional_ring` backwards."""
-    return backwards(all_gather.bidirectional_ring(request))
-
-
-@REDUCE_SCATTER.register("near_first", auto=small)
-def near_first_reduce_scatter(request: PlanRequest) -> Plan:
-    """Play `all_gather.far_first` backwards: neighbours first, with the large messages."""
-    return backwards(all_gather.far_first(request))
-
-
-@REDUCE_SCATTER.register("far_first")
-def far_first_reduce_scatter(request: PlanRequest) -> Plan:
-    """Play `all_gather.near_first` backwards: farthest first, with the large messages."""
-    return backwards(all_gather.near_first(request))
-
-
-@REDUCE_SCATTER.register("bruck")
-def bruck_reduce_scatter(request: PlanRequest) -> Plan:
-    """Play `all_gather.bruck` backwards."""
-    return backwards(all_gather.bruck(request))
-
-
-@REDUCE_SCATTER.register("direct")
-def direct_reduce_scatter(request: PlanRequest) -> Plan:
-    """Play `all_gather.direct` backwards: every rank sends each other rank its part, all at once."""
-    return backwards(all_gather.direct(request))
-
-
-@REDUCE_SCATTER.register("hierarchical", channels=TIER_CHANNELS, auto=large_across)
-def hierarchical_reduce_scatter(request: PlanRequest) -> Plan:
-    """Play `all_gather.hierarchical` backwards: each building reduces first, and each block crosses once."""
-    return backwards(all_gather.hierarchical(request))

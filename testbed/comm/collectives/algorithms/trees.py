@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from testbed.comm.collectives.plan import Plan, Round, Strand, Transfer, even, reverse, runs_of
+from testbed.comm.collectives.plan import Plan, Round, Strand, Transfer, even, runs_of
 from testbed.comm.collectives.registry import (
     BROADCAST,
     GATHER,
@@ -113,28 +113,10 @@ def binomial_scatter(request: PlanRequest) -> Plan:
     return even(size, (tuple(rounds),))
 
 
-@REDUCE.register("binomial", auto=small)
-def binomial_reduce(request: PlanRequest) -> Plan:
-    """Play `binomial_broadcast` backwards."""
-    return reverse(binomial_broadcast(request), "reduce", reduces=True)
-
-
-@REDUCE.register("chain", chunks=CHUNKS, auto=large)
-def chain_reduce(request: PlanRequest) -> Plan:
-    """Play `chain_broadcast` backwards."""
-    return reverse(chain_broadcast(request), "reduce", reduces=True)
-
-
-@GATHER.register("direct", auto=large)
-def direct_gather(request: PlanRequest) -> Plan:
-    """Play `direct_scatter` backwards."""
-    return reverse(direct_scatter(request), "gather", reduces=False)
-
-
-@GATHER.register("binomial", auto=small)
-def binomial_gather(request: PlanRequest) -> Plan:
-    """Play `binomial_scatter` backwards."""
-    return reverse(binomial_scatter(request), "gather", reduces=False)
+REDUCE.register_reversed("binomial", binomial_broadcast, auto=small)
+REDUCE.register_reversed("chain", chain_broadcast, chunks=CHUNKS, auto=large)
+GATHER.register_reversed("direct", direct_scatter, auto=large)
+GATHER.register_reversed("binomial", binomial_scatter, auto=small)
 
 
 class Tree:

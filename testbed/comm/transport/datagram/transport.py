@@ -1,4 +1,8 @@
-"""The transport `datagram`: messages as UDP datagrams, with loss recovery and congestion control in user space."""
+"""The transport `datagram`: messages as UDP datagrams, with loss recovery and congestion control in user space.
+
+The dialling side of a pair sends the ports of its paths over the control connection; the listening side confirms that
+its sockets are open.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +10,19 @@ import contextlib
 import math
 import secrets
 import socket
+import struct
 import time
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar
 
 from testbed.clock import clock_here
-from testbed.comm.transport.base import BEST_EFFORT, MAX_TAG, TrafficClass, TransportError
+from testbed.comm.transport.base import TransportError
+from testbed.comm.transport.control_connection import SETUP_TAG, ControlConnection, ControlledMesh
 from testbed.comm.transport.datagram import udp
-from testbed.comm.transport.datagram.control_connection import ControlConnection
 from testbed.comm.transport.datagram.controls import CONTROLS, Granter
-from testbed.comm.transport.datagram.packets import ETHERNET_HEADER_BYTES
-from testbed.comm.transport.datagram.pair import DatagramPair
+from testbed.comm.transport.datagram.packets import ETHERNET_HEADER_BYTES, MAX_PATHS
+from testbed.comm.transport.datagram.pair import DatagramPair, RankDatagrams
 from testbed.comm.transport.datagram.sender import WINDOW_PRODUCTS, DatagramSettings, Route
-from testbed.comm.transport.mesh import Mesh
 from testbed.comm.transport.sockets import (
     MeshSettings,
     SocketOptions,
@@ -31,23 +35,23 @@ from testbed.comm.transport.wire import ConnectionKey
 _HEADER_SAVING_BYTES = 24  # TCP headers with timestamps over UDP headers
 _FIRST_ROUND_TRIP_S = 0.05  # if TCP has no sample
 _UNSET_WINDOW_SHARE = 4  # share of the receive buffer, if the window is not configured
+_SECRET, _PORT = struct.Struct("<I"), struct.Struct("<H")
+_MAX_SETUP_BYTES = _SECRET.size + MAX_PATHS * _PORT.size
+
+Control = ControlConnection[DatagramPair]
 
 
-class DatagramTransport(Mesh):
-    """One rank's datagram pairs; see Transport for the messages.
+class DatagramTransport(ControlledMesh[DatagramPair]):
+    """One rank's datagram pairs; see Transport for the messages, Mesh for the other arguments and the errors.
+
+    Datagrams go to the ports of `addresses`, too.
 
     Args:
-        rank: This rank.
-        addresses: (IPv4 address, port) of every rank, in rank order. Datagrams go to the same ports.
-        settings: Sockets and timeouts.
         datagrams: Recovery, control and paths; the same on all ranks.
-        eager: Connect to all peers at once.
-        listener: A bound socket to listen on instead of this rank's address.
-
-    Raises:
-        TransportError: If a setting does not take effect.
-        TransportTimeout: If `eager` is set and a peer does not appear.
     """
+
+    setup_limits: ClassVar[Mapping[int, int]] = {SETUP_TAG: _MAX_SETUP_BYTES}
+    setup_content = "ports"
 
     def __init__(
         self,
@@ -60,79 +64,41 @@ class DatagramTransport(Mesh):
         listener: socket.socket | None = None,
     ) -> None:
         self.datagrams = datagrams or DatagramSettings()
-        self._pairs: dict[tuple[int, TrafficClass], DatagramPair] = {}
-        self._send_batch = udp.SendBatch()
         self._uses_ecn = CONTROLS[self.datagrams.control].uses_ecn
-        self._receive_batch = udp.ReceiveBatch(self._uses_ecn)
         self._granter = Granter(settings.port_bps, udp.MAX_MTU_BYTES + ETHERNET_HEADER_BYTES)
         # in a guest reading the clock is a system call, and time stands still between two calls of `progress`
         self._clock: Callable[[], float] = (lambda: self.now_s) if clock_here() == "free" else time.monotonic
-        self._due_s = math.inf  # the next timer of any pair
-        self._due: dict[DatagramPair, float] = {}
-        super().__init__(rank, addresses, settings, listener, eager)
-
-    # ---- see Mesh
-
-    def _connections_to(self, peer: int, tag: int, traffic: TrafficClass) -> DatagramPair:
-        pair = self._pairs.get((peer, traffic))
-        if pair is None or not 0 <= tag <= MAX_TAG:
-            self._check_address(peer, tag)
-        if pair is None or (pair.lost is None and not pair.is_connected):
-            self._stream(peer, ConnectionKey(traffic))
-        return self._pairs[peer, traffic]
-
-    def _make_stream(self, peer: int, key: ConnectionKey) -> ControlConnection:
-        if key.channels or key.channel:
-            raise ValueError(f"channel: got {key.channel} of {key.channels}, expected one connection")
-        pair_key = peer, key.traffic
-        pair = self._pairs.get(pair_key)
-        if pair is None or pair.lost is not None:
-            pair = self._pairs[pair_key] = self._make_pair(peer, key.traffic)
-        current = pair
-
-        def on_ports(secret: int, ports: list[int]) -> None:
-            self._on_ports(current, control, key, secret, ports)
-
-        control = ControlConnection(
-            self.rank,
-            peer,
-            self._counters[peer],
-            self.exposed,
-            lambda: self._on_attach(current, control, key),
-            on_ports,
-            current.fail,
-            current.totals,
-        )
-        current.on_fault = control.fail
-        return control
-
-    def _make_pair(self, peer: int, traffic: TrafficClass) -> DatagramPair:
-        def watch(sock: socket.socket, mask: int, handler: Any) -> None:
-            self._loop.watch(sock, mask, handler, traffic.priority)
-
-        return DatagramPair(
-            self.rank,
-            peer,
+        self._shared = RankDatagrams(
             self.datagrams,
-            self.settings.max_staged_bytes,
-            self._counters[peer],
-            self.exposed,
-            self._send_batch,
-            self._receive_batch,
+            udp.SendBatch(),
+            udp.ReceiveBatch(self._uses_ecn),
             self._granter,
-            watch,
             self._clock,
             self._schedule,
         )
+        self._due_s = math.inf  # the next timer of any pair
+        self._due: dict[DatagramPair, float] = {}
+        super().__init__(rank, addresses, settings, eager=eager, listener=listener)
+
+    # ---- see Mesh
+
+    def _make_pair(self, peer: int, key: ConnectionKey) -> DatagramPair:
+        def watch(sock: socket.socket, mask: int, handler: Any) -> None:
+            self._loop.watch(sock, mask, handler, key.traffic.priority)
+
+        return DatagramPair(self._end(peer), self._shared, watch)
+
+    def _make_stream(self, peer: int, key: ConnectionKey) -> Control:
+        control = super()._make_stream(peer, key)
+        control.pair.on_fault = control.fail
+        return control
 
     def _drop_lost(self, peer: int) -> None:
-        for pair_key in [
-            pair_key for pair_key, pair in self._pairs.items() if pair_key[0] == peer and pair.lost
-        ]:
-            self._due.pop(self._pairs.pop(pair_key), None)
+        super()._drop_lost(peer)
+        self._due = {pair: due_s for pair, due_s in self._due.items() if pair.lost is None}
 
-    def _keys(self, peer: int, traffic: TrafficClass = BEST_EFFORT) -> list[ConnectionKey]:
-        return [ConnectionKey(traffic)]
+    def _pair_info(self, pair: DatagramPair) -> dict[str, Any]:
+        return pair.totals()
 
     # ---- timers
 
@@ -161,45 +127,48 @@ class DatagramTransport(Mesh):
 
     # ---- setup of a pair
 
-    def _on_attach(self, pair: DatagramPair, control: ControlConnection, key: ConnectionKey) -> None:
+    def _on_attach(self, control: Control) -> None:
         """Send the ports of this end's paths if this rank dialled."""
         if self.rank < control.peer:
             return
         assert control.sock is not None
         local, remote = control.sock.getsockname()[0], control.sock.getpeername()
         ports = [
-            self.settings.local_port(self.rank, control.peer, self._path_key(key, path))
+            self.settings.local_port(self.rank, control.peer, self._path_key(control.key, path))
             for path in range(self.datagrams.paths)
         ]
-        self._open_sockets(
-            pair, control, key, secrets.randbits(32), [((local, port), remote) for port in ports]
-        )
+        secret = secrets.randbits(32)
+        self._open_sockets(control, secret, [((local, port), remote) for port in ports])
         if control.lost is None:
-            control.send_ports(pair.secret, [sock.getsockname()[1] for sock in pair.sockets])
+            self._send_ports(control, secret, [sock.getsockname()[1] for sock in control.pair.sockets])
+
+    @staticmethod
+    def _send_ports(control: Control, secret: int, ports: list[int]) -> None:
+        """Send the ports of this end's paths; no ports: confirm that its sockets are open."""
+        control.send_setup(_SECRET.pack(secret) + b"".join(map(_PORT.pack, ports)))
 
     def _path_key(self, key: ConnectionKey, path: int) -> ConnectionKey:
         paths = self.datagrams.paths
         return ConnectionKey(key.traffic, path, paths) if paths > 1 else key
 
-    def _on_ports(
-        self,
-        pair: DatagramPair,
-        control: ControlConnection,
-        key: ConnectionKey,
-        secret: int,
-        ports: list[int],
-    ) -> None:
+    def _on_setup(self, control: Control, tag: int, data: bytearray) -> None:
         """Handle the ports of the peer's paths, or its confirmation."""
+        if len(data) < _SECRET.size or len(data) % _PORT.size:
+            control.refuse_setup(len(data))
+            return
+        (secret,) = _SECRET.unpack_from(data)
+        ports = [port for (port,) in _PORT.iter_unpack(data[_SECRET.size :])]
+        pair = control.pair
         assert control.sock is not None
         if self.rank < control.peer:
             if pair.sockets or len(ports) != self.datagrams.paths:
                 control.fail(f"its ports: got {len(ports)}, expected {self.datagrams.paths}, once")
                 return
             local, remote = control.sock.getsockname(), control.sock.getpeername()[0]
-            self._open_sockets(pair, control, key, secret, [(local, (remote, port)) for port in ports])
+            self._open_sockets(control, secret, [(local, (remote, port)) for port in ports])
             if control.lost is not None:
                 return
-            control.send_ports(secret, [])
+            self._send_ports(control, secret, [])
         if not pair.sockets:
             control.fail("it confirmed its sockets before it got any ports")
             return
@@ -208,25 +177,22 @@ class DatagramTransport(Mesh):
             pair.start(round_trip_s, self._route(pair, control.peer))
 
     def _open_sockets(
-        self,
-        pair: DatagramPair,
-        control: ControlConnection,
-        key: ConnectionKey,
-        secret: int,
-        ends: list[tuple[tuple[str, int], tuple[str, int]]],
+        self, control: Control, secret: int, ends: list[tuple[tuple[str, int], tuple[str, int]]]
     ) -> None:
         """Open this end's sockets, each from a local to a remote address. On an error the peer is lost."""
-        settings = self.settings.settings_of(self.rank, control.peer, key)
-        sockets: list[socket.socket] = []
-        try:
-            for local, remote in ends:
-                sockets.append(udp.make_socket(local, remote, settings, key.traffic, self._uses_ecn))
-        except (OSError, TransportError) as error:
-            for sock in sockets:
-                sock.close()
-            control.fail(f"datagrams: {getattr(error, 'strerror', None) or error}")
-            return
-        pair.begin_sockets(sockets, secret)
+        traffic = control.key.traffic
+        settings = self.settings.settings_of(self.rank, control.peer, control.key)
+        with contextlib.ExitStack() as stack:
+            try:
+                sockets = [
+                    stack.enter_context(udp.make_socket(local, remote, settings, traffic, self._uses_ecn))
+                    for local, remote in ends
+                ]
+            except (OSError, TransportError) as error:
+                control.fail(f"datagrams: {getattr(error, 'strerror', None) or error}")
+                return
+            stack.pop_all()
+        control.pair.begin_sockets(sockets, secret)
 
     def _route(self, pair: DatagramPair, peer: int) -> Route:
         settings = self.settings
@@ -251,7 +217,8 @@ class DatagramTransport(Mesh):
         counts = super().peer_counts()
         if counts is None:
             return None
-        for (peer, _), pair in self._pairs.items():
+        for control in self._controls():
+            peer, pair = control.peer, control.pair
             sent, received = pair.datagrams_out - pair.datagrams_segmented, pair.datagrams_in
             datagrams = (
                 sent,
@@ -265,39 +232,37 @@ class DatagramTransport(Mesh):
     def socket_options(self) -> dict[tuple[int, object], SocketOptions]:
         """See Mesh; with the datagram sockets."""
         options = super().socket_options()
-        for (peer, _), pair in self._pairs.items():
-            if pair.lost is None:
-                options |= {
-                    (peer, (pair, path)): read_socket_options(sock) for path, sock in enumerate(pair.sockets)
-                }
+        for control in self._controls():
+            if control.pair.lost is None:
+                for path, sock in enumerate(control.pair.sockets):
+                    options[control.peer, (control.pair, path)] = read_socket_options(sock)
         return options
 
     def describe_state(self, peers: Iterable[int]) -> str:
         """See Mesh; with the datagrams."""
         wanted = set(peers)
         states = [
-            f"datagrams with rank {peer}: {pair.description}"
-            for (peer, _), pair in self._pairs.items()
-            if peer in wanted
+            f"datagrams with rank {control.peer}: {control.pair.description}"
+            for control in self._controls()
+            if control.peer in wanted
         ]
         return "; ".join([super().describe_state(wanted), *states])
 
     def snapshots(self) -> list[tuple[int, ConnectionKey, dict[str, float]]]:
         """See Mesh; of the datagrams. No window reads as 0."""
-        pairs = list(self._pairs.items())
         return [
-            (peer, ConnectionKey(traffic), pair.snapshot())
-            for (peer, traffic), pair in pairs
-            if pair.is_connected
+            (control.peer, control.key, control.pair.snapshot())
+            for control in self._controls()
+            if control.pair.is_connected
         ]
 
     def _before_goodbye(self, deadline_s: float) -> None:
         """Wait until the peers have everything, or make no progress for the time of a goodbye."""
         bound_s = deadline_s - time.monotonic()
         had = -1
-        while not all(pair.can_say_goodbye for pair in self._pairs.values()):
+        while not all(control.pair.can_say_goodbye for control in self._controls()):
             now_s = time.monotonic()
-            has = sum(pair.acknowledged for pair in self._pairs.values())
+            has = sum(control.pair.acknowledged for control in self._controls())
             if has > had:
                 had, deadline_s = has, now_s + bound_s
             if now_s >= deadline_s:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 
 from testbed.net.paths.congestion.base import CONGESTION_CONTROLS, CongestionControl
+from testbed.net.paths.congestion.linux_tcp import INITIAL_WINDOW_PACKETS
+
+HIGH_GAIN = 2 / math.log(2)  # of pacing and window while the rate doubles
 
 
 @CONGESTION_CONTROLS.register("bbr")
@@ -13,7 +16,7 @@ class Bbr(CongestionControl):
 
     goes_by_losses = False
     paces = True
-    startup = 2 / math.log(2) * 10  # `bbr_high_gain` times the initial window of RFC 6928
+    startup = HIGH_GAIN * INITIAL_WINDOW_PACKETS
 
     @staticmethod
     def window_packets(loss: float, rtt_s: float) -> float:

@@ -6,7 +6,7 @@ import math
 
 from testbed.net.paths.congestion.base import CONGESTION_CONTROLS, CongestionControl, WholeGrowth
 
-RESPONSE_FACTOR = math.sqrt(1.5)
+RESPONSE_FACTOR = math.sqrt(1.5)  # Mathis et al. 1997
 
 
 class RenoGrowth(WholeGrowth):

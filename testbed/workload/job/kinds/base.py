@@ -19,7 +19,7 @@ from testbed.workload.job.errors import wrong_workload
 from testbed.workload.job.training import Training
 from testbed.workload.plan import JobPlan
 from testbed.workload.plans import PlanProblem, WorkloadRequest, check_plan
-from testbed.workload.serving import Serving
+from testbed.workload.serving.request_plan import Serving
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,14 +13,9 @@ from testbed.spec.serving import TRACE, InferenceSpec
 from testbed.spec.units import format_duration
 from testbed.spec.workload import INFERENCE
 from testbed.workload.job.kinds.base import WORKLOADS, JobRequest
-from testbed.workload.serving import (
-    Node,
-    Serving,
-    ServingProblem,
-    draw_arrivals,
-    plan_serving,
-    read_arrivals,
-)
+from testbed.workload.serving.costs import ServingProblem
+from testbed.workload.serving.frontend import Node, draw_arrivals, read_arrivals
+from testbed.workload.serving.request_plan import Serving, plan_serving
 
 
 @WORKLOADS.register(INFERENCE)

@@ -1,6 +1,5 @@
 """Chakra execution traces (MLCommons), read and written: the exchange format of ASTRA-sim and related programs."""
 
-from testbed.workload.traces.chakra.reader import read_job
-from testbed.workload.traces.chakra.writer import write_job
+from testbed.workload.traces.chakra.folder import read_job, write_job
 
 __all__ = ["read_job", "write_job"]

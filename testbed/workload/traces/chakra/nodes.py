@@ -156,14 +156,9 @@ def _collective_attributes(node: Collective, place: Place) -> dict[str, Any]:
     return {"is_cpu_op": False, "comm_type": int(comm), "comm_size": size, "pg_name": number}
 
 
-def all_dependencies(after: Sequence[int], before: int | None) -> tuple[int, ...]:
-    """Return all dependencies of a node: `after`, and the previous node on its stream, if any."""
-    return tuple(dict.fromkeys([*after, *([] if before is None else [before])]))
-
-
-def explicit_dependencies(dependencies: Sequence[int], before: int | None) -> tuple[int, ...]:
+def explicit_dependencies(dependencies: Sequence[int], previous: int | None) -> tuple[int, ...]:
     """Return the inverse of `all_dependencies`, as far as there is one."""
-    return tuple(dependencies[:-1] if dependencies and dependencies[-1] == before else dependencies)
+    return tuple(dependencies[:-1] if dependencies and dependencies[-1] == previous else dependencies)
 
 
 _STANDARD_FIELDS = ("name", "after", "group", "peer", "tag", "sends")

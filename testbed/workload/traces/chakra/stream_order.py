@@ -7,10 +7,12 @@ that order, whatever each rank waits for from others.
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 from collections import defaultdict, deque
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from graphlib import CycleError, TopologicalSorter
 
 from testbed.workload.traces.trace import Collective, Compute, Node, PointToPoint, TraceError
 
@@ -34,24 +36,22 @@ class Item:
 
 def dependency_order(items: Sequence[Item]) -> list[int]:
     """Return one rank's items in dependency order, otherwise as recorded or listed. Raises TraceError for a cycle."""
-    missing = [len(set(item.after)) for item in items]
-    later: dict[int, list[int]] = defaultdict(list)
-    for number, item in enumerate(items):
-        for before in set(item.after):
-            later[before].append(number)
-    ready = [(items[number].begin, number) for number, count in enumerate(missing) if not count]
-    heapq.heapify(ready)
-    found = []
-    while ready:
+    sorter = TopologicalSorter({number: item.after for number, item in enumerate(items)})
+    with contextlib.suppress(CycleError):
+        sorter.prepare()
+    ready: list[tuple[int, int]] = []
+    found: list[int] = []
+    while len(found) < len(items):
+        for number in sorter.get_ready():
+            heapq.heappush(ready, (items[number].begin, number))
+        if not ready:
+            stuck = min(set(range(len(items))) - set(found))
+            raise TraceError(
+                where=items[stuck].where, got="a node that waits for itself", expected="no cycle"
+            )
         _, number = heapq.heappop(ready)
         found.append(number)
-        for other in later[number]:
-            missing[other] -= 1
-            if not missing[other]:
-                heapq.heappush(ready, (items[other].begin, other))
-    if len(found) < len(items):
-        stuck = next(number for number, count in enumerate(missing) if count)
-        raise TraceError(where=items[stuck].where, got="a node that waits for itself", expected="no cycle")
+        sorter.done(number)
     return found
 
 
