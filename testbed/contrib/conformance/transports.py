@@ -51,9 +51,11 @@ def check_transport(transport: Mesh | TransportKind, *, sends_wait: bool = False
 
 def transport_checks(sends_wait: bool = False) -> dict[str, Callable[[Runner], None]]:
     """Return all checks by name, to run them one by one."""
+    eager = () if sends_wait else (check_receives_match_by_tag, check_lost_peer_fails_pending_requests)
     found: dict[str, Callable[[Runner], None]] = {
         check.__name__.removeprefix("check_"): check
         for check in (
+            *eager,
             check_messages_are_complete_and_ordered_per_tag,
             check_many_messages_between_all_ranks,
             check_counters_count_payload,
@@ -69,12 +71,6 @@ def transport_checks(sends_wait: bool = False) -> dict[str, Callable[[Runner], N
         check = check_length_mismatch_names_both_ranks
         name = f"{check.__name__.removeprefix('check_')}_{'early' if early else 'late'}_{length}"
         found[name] = partial(check, early=early, length=length)
-    if not sends_wait:
-        for eager in (
-            check_receives_match_by_tag,
-            check_lost_peer_fails_pending_requests,
-        ):
-            found[eager.__name__.removeprefix("check_")] = eager
     return found
 
 

@@ -45,13 +45,11 @@ class ProcessGroupBase(dist.ProcessGroup):  # type: ignore[misc]
 
     # ---- properties
 
-    def getBackendName(self) -> str:
-        """See c10d."""
-        return NAME
-
     def name(self) -> str:
         """See c10d."""
         return NAME
+
+    getBackendName = name
 
     def getGroupName(self) -> str:
         """See c10d; its own implementation would ask a C++ backend."""

@@ -65,22 +65,11 @@ class RecordedWork(c10d.Work):  # type: ignore[misc,unused-ignore]
         self._waited, self._result, self._asked = waited, result, asked
 
     def wait(self, timeout: Any = None) -> bool:
-        """Record the wait and return at once."""
+        """Record the wait and return True at once; so does whether it is completed, or polling would never end."""
         self._waited()
         return True
 
-    def synchronize(self) -> None:
-        """Record a wait."""
-        self._waited()
-
-    def block_current_stream(self) -> None:
-        """Record a wait."""
-        self._waited()
-
-    def is_completed(self) -> bool:
-        """Record a wait and return True, because a polling script would never end."""
-        self._waited()
-        return True
+    synchronize = block_current_stream = is_completed = wait
 
     def is_success(self) -> bool:
         """Return True."""
@@ -119,13 +108,11 @@ class RecordingGroup(dist.ProcessGroup):  # type: ignore[misc]
             self.coalesced.append(made)
         return made
 
-    def getBackendName(self) -> str:
-        """See c10d."""
-        return BACKEND
-
     def name(self) -> str:
         """See c10d."""
         return BACKEND
+
+    getBackendName = name
 
     def rank(self) -> int:
         """Return this rank's number in the group."""
