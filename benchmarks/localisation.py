@@ -27,7 +27,9 @@ from pathlib import Path
 from typing import Any
 
 from testbed.comm.flight_recorder import FLIGHT, STALLED, RankDump
-from testbed.measure.diagnosis import Diagnosis, Evidence, diagnose, read_evidence, read_stalled
+from testbed.measure.diagnosis.diagnose import diagnose
+from testbed.measure.diagnosis.dumps import Evidence, read_evidence, read_stalled
+from testbed.measure.diagnosis.verdicts import Diagnosis
 from testbed.measure.execution.stalls import SURE
 from testbed.spec.scenario import load_scenario
 

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from testbed.cli.experiments import run as experiment
 from testbed.cli.experiments import sweep as sweeping
-from testbed.cli.experiments.run import Listener, open_executor
+from testbed.cli.experiments.run import open_executor
 from testbed.cli.experiments.sweep import SweepRequest
 from testbed.measure.execution.network_setup import choose_network_without_ranks
 from testbed.measure.execution.progress import Progress
@@ -256,8 +256,8 @@ def up(
         yield RunningNetwork(fabric)
 
 
-def _listener(notify: Callable[[str], None]) -> Listener:
-    return Listener(Progress(notify, lambda done, total: notify(f"step {done + 1} of {total}")))
+def _listener(notify: Callable[[str], None]) -> Progress:
+    return Progress(notify, lambda done, total: notify(f"step {done + 1} of {total}"))
 
 
 def _loaded(given: Scenario | Source) -> Scenario:

@@ -189,7 +189,7 @@ class Registry(Mapping[str, T], Generic[T]):
         for entry in importlib.metadata.entry_points(group=self.entry_points):
             if not entry.name.startswith(self.prefix):
                 continue
-            name = entry.name[len(self.prefix) :]
+            name = entry.name.removeprefix(self.prefix)
             if name in self._known:
                 raise PluginError(
                     where=f"{self.what} {name}",
@@ -265,14 +265,14 @@ def load_file(path: Path, what: str) -> ModuleType:
 
 
 @contextlib.contextmanager
-def attribute_errors(what: str, file: Path, kind: type[TestbedError] = PluginError) -> Iterator[None]:
+def attribute_errors(what: str, file: Path) -> Iterator[None]:
     """Turn exceptions of user code in this block into one error that names `what` and the line in `file`."""
     try:
         yield
     except TestbedError:
         raise
     except Exception as error:
-        raise kind(f"{what}: {describe_exception(error, file)}") from error
+        raise PluginError(f"{what}: {describe_exception(error, file)}") from error
 
 
 def describe_exception(error: Exception, file: Path) -> str:

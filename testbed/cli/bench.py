@@ -1,4 +1,4 @@
-"""The command `bench`: time a collective at many sizes, with nccl-tests' columns."""
+"""Benchmarks: `bench` times a collective at many sizes, with nccl-tests' columns; `bootstrap` times a job's start."""
 
 from __future__ import annotations
 

@@ -91,25 +91,21 @@ def _print(found: CaptureResult, output: Path) -> None:
 
 def table_of(trace: JobTrace) -> Table:
     """Return a table of calls by kind, for the rank with the most of each kind."""
-    counts: dict[tuple[str, str, str], list[int]] = defaultdict(lambda: [0] * len(trace.ranks))
-    sizes: dict[tuple[str, str, str], list[float]] = defaultdict(lambda: [0.0] * len(trace.ranks))
-    seconds: Counter[int] = Counter()
+    calls: defaultdict[tuple[str, str, str], Counter[int]] = defaultdict(Counter)
+    sizes: defaultdict[tuple[str, str, str], Counter[int]] = defaultdict(Counter)
+    seconds: defaultdict[int, float] = defaultdict(float)
     for rank, own in enumerate(trace.ranks):
         for node in own:
             if isinstance(node, Compute):
-                seconds[rank] += node.duration_s  # type: ignore[assignment]
-                continue
-            if isinstance(node, Collective):
-                key = node.kind, node.collective, node.dtype
-            elif isinstance(node, PointToPoint) and node.sends:
-                key = node.kind, "send", node.dtype
-            else:
-                continue
-            counts[key][rank] += 1
-            sizes[key][rank] += node.numel * element_bytes(node.dtype)
+                seconds[rank] += node.duration_s
+            elif isinstance(node, Collective) or (isinstance(node, PointToPoint) and node.sends):
+                what = node.collective if isinstance(node, Collective) else "send"
+                key = node.kind, what, node.dtype
+                calls[key][rank] += 1
+                sizes[key][rank] += node.numel * element_bytes(node.dtype)
     table = plain_table(("kind", "what", "of"), ("calls", "bytes", "ranks"))
     table.add_row("compute", "", "", "", time_text(max(seconds.values(), default=0.0)), str(len(seconds)))
-    for key in sorted(counts):
-        ranks = sum(1 for count in counts[key] if count)
-        table.add_row(*key, str(max(counts[key])), size_text(max(sizes[key])), str(ranks))
+    for key in sorted(calls):
+        most = str(max(calls[key].values())), size_text(max(sizes[key].values()))
+        table.add_row(*key, *most, str(len(calls[key])))
     return table

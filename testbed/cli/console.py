@@ -1,4 +1,4 @@
-"""Progress bars, tables and warnings on a terminal."""
+"""Progress, tables, warnings and results on a terminal."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from rich.progress import Progress as ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from testbed.cli.experiments.run import Listener
 from testbed.errors import BadInput
 from testbed.measure.execution.progress import PartProgress, Progress, progress_text, time_left_text
 from testbed.measure.execution.run import PreparedRun
@@ -133,7 +132,7 @@ EXIT_UNTRUSTED = 3
 
 
 @contextlib.contextmanager
-def show_progress(console: Console, *, quiet: bool = False) -> Iterator[Listener]:
+def show_progress(console: Console, *, quiet: bool = False) -> Iterator[Progress]:
     """Show progress of runs within the block: start, phases, steps. `quiet`: only report repeated runs."""
     if quiet:
 
@@ -143,7 +142,7 @@ def show_progress(console: Console, *, quiet: bool = False) -> Iterator[Listener
                     f"untrusted ({', '.join(reasons)}): repeating, {prepared.scale}", soft_wrap=True
                 )
 
-        yield Listener(Progress(lambda line: None, lambda done, total: None), repeats)
+        yield Progress(begins=repeats)
         return
     began_s = time.monotonic()
     with progress_bar(console) as bar:
@@ -177,7 +176,7 @@ def show_progress(console: Console, *, quiet: bool = False) -> Iterator[Listener
                 console.print(f"  step {done + 1} of {total}")
 
         with listen_to_schedule_search(lambda words: bar.update(task, description=words)):
-            yield Listener(Progress(phase, step, parts), begins)
+            yield Progress(phase, step, parts, begins)
 
 
 def print_result(result: Result, console: Console, *, strict: bool = False, as_json: bool = False) -> None:

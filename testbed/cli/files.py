@@ -1,4 +1,4 @@
-"""Commands on files: check, schema, graph, init."""
+"""Commands on files: check, schema, graph, init; export and import exchange them with other tools."""
 
 from __future__ import annotations
 

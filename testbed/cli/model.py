@@ -1,4 +1,4 @@
-"""The command `plan`: dry-run a step with the model alone."""
+"""Commands of the step model: `plan` and `predict` a step, `calibrate` the model to this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command `launch`: run any program as the ranks of a job on an emulated network."""
+"""Commands that run any program: as the ranks of a job on an emulated network, or in a guest of the virtual clock."""
 
 from __future__ import annotations
 

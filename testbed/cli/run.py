@@ -1,4 +1,4 @@
-"""The command `run`: execute a scenario and report its validated results."""
+"""The command `run`: execute a scenario and report its validated results; `watch` shows a run as a web page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands on finished runs: render the report again, compare two runs, repeat a run."""
+"""Commands on runs: report, compare, reproduce and diagnose one, list and remove them; ps lists running networks."""
 
 from __future__ import annotations
 
@@ -20,9 +20,8 @@ from testbed.cli.experiments import run as experiment
 from testbed.cli.options import JobsOption, JsonOption, OutputOption
 from testbed.comm.flight_recorder.pytorch import write_pytorch
 from testbed.errors import BadInput
-from testbed.measure.diagnosis import diagnose as judge
-from testbed.measure.diagnosis import read_evidence
-from testbed.measure.diagnosis.dumps import dump_running
+from testbed.measure.diagnosis.diagnose import diagnose as judge
+from testbed.measure.diagnosis.dumps import dump_running, read_evidence
 from testbed.measure.diagnosis.verdicts import diagnosis_lines
 from testbed.measure.results.result import Result
 from testbed.measure.results.run_directory import RUNS, chown_to_sudo_user

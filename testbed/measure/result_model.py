@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, PrivateAttr
 
 Row = TypeVar("Row")
+Stored = TypeVar("Stored", bound="StoredResult")
 
 
 class ResultModel(BaseModel):
@@ -19,6 +21,17 @@ class ResultModel(BaseModel):
     def document(self) -> dict[str, Any]:
         """Return the content as it is written to the file, ready for JSON, without fields that were never set."""
         return self.model_dump(mode="json", by_alias=True, exclude_unset=True)
+
+
+class StoredResult(ResultModel):
+    """A result with further files next to it, in the directory where it was opened."""
+
+    _folder: Path | None = PrivateAttr(None)
+
+    def at(self: Stored, folder: Path) -> Stored:
+        """Set the directory where the result's files are now, and return this result."""
+        self._folder = folder.resolve()
+        return self
 
 
 @dataclass(frozen=True)

@@ -39,13 +39,13 @@ class ProgramNotFound(FabricError):
 
 
 def need_root(doing: str) -> None:
-    """FabricError unless this process is root's. doing: such as "changing a link"."""
+    """Raise FabricError unless this process is root's; `doing` is such as "changing a link"."""
     if os.geteuid() != 0:
         raise FabricError(f"{doing} needs root: run it through sudo")
 
 
 def check_host(name: str, hosts: Sequence[str], where: str = "host") -> None:
-    """UnknownHost, with the nearest name, unless it is one of these. where: the argument that names it."""
+    """Raise UnknownHost, with the nearest name, unless it is one of these; `where` is the argument that names it."""
     if name not in hosts:
         raise UnknownHost(where=where, got=name, expected=f"one of {did_you_mean(name, hosts)}")
 

@@ -23,9 +23,8 @@ from testbed.prediction.plan_simulation import MAX_WARMUP_STEPS, PlanSimulation
 from testbed.prediction.protocols import MEAN
 from testbed.prediction.timeline import Timeline, peak_activation_bytes
 from testbed.workload.dispatch import Dispatching
-from testbed.workload.plan import GroupCollective, JobPlan, Message
+from testbed.workload.plan import GroupCollective, JobPlan, Message, Pattern, send_key
 from testbed.workload.plan_columns import pattern_columns
-from testbed.workload.plan_patterns import Pattern, send_key
 
 
 def simulate(

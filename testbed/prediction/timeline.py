@@ -18,9 +18,9 @@ from testbed.workload.plan import (
     JobPlan,
     Message,
     Operation,
+    Pattern,
     Pause,
 )
-from testbed.workload.plan_patterns import Pattern
 
 
 class Deadlock(TestbedError, ValueError):

@@ -8,7 +8,7 @@ import json
 import sys
 
 from testbed.spec.errors import ConfigError
-from testbed.spec.file_formats import expand, expand_data, reference
+from testbed.spec.file_formats import load, reference
 from testbed.spec.scale import Scale
 from testbed.spec.topology import load_topology
 
@@ -33,9 +33,9 @@ def main(arguments: list[str] | None = None) -> int:
                 json.dumps(dataclasses.asdict(load_topology(options.file).resolve(Scale(options.size_scale))))
             )
         elif options.json:
-            print(json.dumps(expand_data(options.file), indent=1))
+            print(json.dumps(load(options.file).to_data(), indent=1))
         else:
-            print(expand(options.file), end="")
+            print(load(options.file).to_yaml(), end="")
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2

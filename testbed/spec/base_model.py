@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import inspect
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -31,10 +30,10 @@ from pydantic_core import CoreSchema, ErrorDetails, InitErrorDetails, PydanticCu
 
 from testbed.errors import did_you_mean
 from testbed.spec.errors import ConfigError
+from testbed.spec.units import without_unit
 from testbed.spec.yaml_loader import Document, Location, show
 
 _TYPE = "testbed"
-_UNIT = re.compile(r"(?<!_per)_(s|bytes|bps)$")
 _SHAPES = {
     "model_type": "a mapping (keys and values)",
     "dict_type": "a mapping (keys and values)",
@@ -104,19 +103,14 @@ def _error(value: str, expected: str) -> PydanticCustomError:
     )
 
 
-def _without_unit(name: str) -> str:
-    """Return a field's key in files, where values have their own unit: `delay` for `delay_s`."""
-    unit = _UNIT.search(name)
-    return name if unit is None else name[: unit.start()]
-
-
 class StrictModel(BaseModel):
     """A mapping with known keys only. Subclasses check several values together in `raw_checks` and `checks`.
 
     A field's docstring is its description in the reference, its name without the unit its key in files.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, alias_generator=_without_unit)
+    model_config = ConfigDict(extra="forbid", frozen=True, alias_generator=without_unit)
+    documented_in: ClassVar[tuple[type, ...]] = ()  # other classes with docstrings of its fields
     derived_fields: ClassVar[frozenset[str]] = frozenset()  # fields that `with_defaults` gives a default
     renamed: ClassVar[Mapping[str, str]] = {}  # former keys: what to write instead
 
@@ -141,6 +135,13 @@ class StrictModel(BaseModel):
     def checks(self) -> Iterator[Finding]:
         """Yield problems between values that are valid individually."""
         yield from ()
+
+    def reject(self, names: Iterable[str], reason: str, expected: str) -> Iterator[Finding]:
+        """Yield a problem for each of these fields that is set. `reason`: what follows its key, as in "with a plan"."""
+        for name in names:
+            if getattr(self, name) is not None:
+                key = type(self).model_fields[name].alias or name
+                yield Finding((key,), f"{key} {reason}", expected)
 
     @model_validator(mode="wrap")
     @classmethod
@@ -235,13 +236,14 @@ def field_descriptions(model: type[StrictModel]) -> Mapping[str, str]:
     It is read on use: pydantic's `use_attribute_docstrings` reads all when modules load, which takes 0.1 s.
     """
     found: dict[str, str] = {}
-    for owner in [one for one in reversed(model.__mro__) if issubclass(one, StrictModel)]:
+    models = [one for one in reversed(model.__mro__) if issubclass(one, StrictModel)]
+    for owner in (*model.documented_in, *models):
         source = ast.parse(dedent(inspect.getsource(owner))).body[0]
         for field, documentation in pairwise(source.body if isinstance(source, ast.ClassDef) else ()):
             match field, documentation:
                 case ast.AnnAssign(ast.Name(name)), ast.Expr(ast.Constant(str(text))):
                     found[name] = " ".join(text.split())
-    return found | {name: info.description for name, info in model.model_fields.items() if info.description}
+    return found
 
 
 def inlined_schema(model: type[StrictModel]) -> JsonSchemaValue:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -13,50 +13,33 @@ import yaml
 Entry = Mapping[str, Any]
 
 
-@cache
-def models() -> Mapping[str, Entry]:
-    """Return published models by name: source, parameters, family, dimensions."""
-    return _read("models")
+def _catalogue(name: str) -> Callable[[], Mapping[str, Entry]]:
+    """Return a function that returns the entries of a file in `data/` by name."""
+
+    @cache
+    def read() -> Mapping[str, Entry]:
+        content: Mapping[str, Entry] = yaml.safe_load(
+            files("testbed").joinpath(f"data/{name}.yaml").read_text()
+        )
+        return content
+
+    return read
 
 
-@cache
-def accelerators() -> Mapping[str, Entry]:
-    """Return accelerators by name.
-
-    Keys: name, source, peak (flop/s by type), memory (bytes), memory_bandwidth (bytes/s), utilisation, scale_up,
-    scale_up_bandwidth (bytes/s), gemm_half_rows, power (W), hourly (US dollars).
-    """
-    return _read("accelerators")
-
-
-@cache
-def placements() -> Mapping[str, Entry]:
-    """Return placements by name: source, order of the dimensions of parallelism, outermost first."""
-    return _read("placements")
-
-
-@cache
-def baselines() -> Mapping[str, Entry]:
-    """Return baselines by name: source, changes to a scenario by path."""
-    return _read("baselines")
-
-
-@cache
-def presets() -> Mapping[str, Entry]:
-    """Return presets by name: source, and for each path of a scenario value, source, and condition (needs)."""
-    return _read("presets")
-
-
-@cache
-def model_errors() -> Mapping[str, Entry]:
-    """Return the step model's errors by kind of search: words, points (median and worst error, count, source)."""
-    return _read("model_errors")
-
-
-def _read(name: str) -> Mapping[str, Entry]:
-    content: Mapping[str, Entry] = yaml.safe_load(files("testbed").joinpath(f"data/{name}.yaml").read_text())
-    return content
-
+models = _catalogue("models")
+"""Published models: source, parameters, family, dimensions."""
+accelerators = _catalogue("accelerators")
+"""Accelerators: name, source, peak (flop/s by type), memory (bytes), memory_bandwidth (bytes/s), utilisation,
+scale_up, scale_up_bandwidth (bytes/s), gemm_half_rows, power (W), hourly (US dollars).
+"""
+placements = _catalogue("placements")
+"""Placements: source, order of the dimensions of parallelism, outermost first."""
+baselines = _catalogue("baselines")
+"""Baselines: source, changes to a scenario by path."""
+presets = _catalogue("presets")
+"""Presets: source, and for each path of a scenario value, source, and condition (needs)."""
+model_errors = _catalogue("model_errors")
+"""The step model's errors by kind of search: words, points (median and worst error, count, source)."""
 
 PACKAGE = Path(__file__).parents[1]
 # inside the package in a wheel, next to it in a checkout
@@ -80,9 +63,5 @@ def locate_file(given: Path | str, kinds: Sequence[str] = KINDS) -> Path:
 
 def shipped(kind: str) -> dict[str, Path]:
     """Return all bundled files of a kind (scenarios, topologies) by name."""
-    return dict(_named(SHIPPED_FOLDER / kind))
-
-
-def _named(folder: Path) -> Iterator[tuple[str, Path]]:
-    for file in sorted(folder.rglob("*.yaml")):
-        yield str(file.relative_to(folder).with_suffix("")), file
+    folder = SHIPPED_FOLDER / kind
+    return {str(file.relative_to(folder).with_suffix("")): file for file in sorted(folder.rglob("*.yaml"))}

@@ -20,11 +20,6 @@ Kind = Literal["topology", "scenario"]
 _MODELS: dict[Kind, type[StrictModel]] = {"topology": TopologySpec, "scenario": Scenario}
 
 
-def describe_kind(path: Path | str) -> Kind:
-    """Return the kind of a file, from its keys. Raises ConfigError if it is neither."""
-    return _kind(read_document(locate_file(path)))
-
-
 def _kind(document: Document) -> Kind:
     if "topology" in document.data:
         return "scenario"
@@ -46,16 +41,6 @@ def load(path: Path | str, overrides: Sequence[str] = ()) -> StrictModel:
         for override in overrides:
             document.override(override)
     return validate(_MODELS[kind], document)
-
-
-def expand_data(path: Path | str, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """Return an expanded file as plain data: every default explicit, quantities with units. Raises ConfigError."""
-    return load(path, overrides).to_data()
-
-
-def expand(path: Path | str, overrides: Sequence[str] = ()) -> str:
-    """Return an expanded file as YAML; loading it gives an equal object. Raises ConfigError."""
-    return load(path, overrides).to_yaml()
 
 
 def json_schema(kind: Kind) -> dict[str, Any]:

@@ -6,11 +6,14 @@ long to start.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any, Literal
 
+from testbed.spec.units import without_unit
+
 DIRECTIONS = ("a_to_b", "b_to_a")
+ETHERNET_HEADER_BYTES = 14
 PAUSE_FRAME_BYTES = 64  # size of every MAC control frame
 
 
@@ -103,31 +106,29 @@ class PacketFault:
 
 @dataclass(frozen=True)
 class LinkProperty:
-    """The declaration of a link property, a field of `Direction`.
+    """The declaration of a link property, a field of `Direction`, whose docstring is its description.
 
     Everything else follows from it: the keys of topology files and their schema and reference page, `testbed link set`,
     netem's options, the comparison with what the kernel holds, and the allowances of probes and invariants.
 
     Attributes:
-        key: key in topology files.
         form: form of its value.
-        description: what the reference page says.
+        key: key in topology files; default: the field's name without its unit.
         default: value of a link whose file does not have the key, as files write it; an optional field's own default.
         fault: what happens to packets, for a property that is the share of packets with a fault.
         excludes_pause: whether a link with it cannot have pause, which must know what is in flight.
     """
 
-    key: str
     form: Form
-    description: str
+    key: str = ""
     default: float | str | None = None
     fault: PacketFault | None = None
     excludes_pause: bool = False
 
 
-def _declared(*declared: Any, **more: Any) -> dict[str, LinkProperty]:
+def _declared(form: Form, **more: Any) -> dict[str, LinkProperty]:
     """Return the metadata of a field that is a link property."""
-    return {"property": LinkProperty(*declared, **more)}
+    return {"property": LinkProperty(form, **more)}
 
 
 @dataclass(frozen=True)
@@ -136,114 +137,52 @@ class Direction:
 
     A packet passes queue, serialisation and then the fibre. The rate counts bits of Ethernet frames, without preamble
     and checksum. The delay is never negative, whatever its jitter.
-
-    Attributes:
-        queue_bytes: size of the queue, unless `queue_packets` is set.
-        classes: traffic classes, each with its own queue.
-        pause: Ethernet pause, with which the switch at the far end stops the sender before it overflows.
     """
 
-    rate_bps: float = field(
-        metadata=_declared(
-            "rate", "rate", "Rate in each direction; optional if both directions have their own."
-        )
-    )
-    delay_s: float = field(
-        metadata=_declared(
-            "delay",
-            "delay",
-            "Propagation delay, one way, or the length of the fibre; optional if both directions have their own.",
-        )
-    )
-    jitter_s: float = field(
-        metadata=_declared(
-            "jitter",
-            "duration",
-            "Variation of the delay, at most the delay: the largest deviation if uniform, else the standard deviation.",
-            default=0.0,
-            excludes_pause=True,
-        )
-    )
-    jitter_distribution: str = field(
-        default="uniform",
-        kw_only=True,
-        metadata=_declared(
-            "jitter_distribution",
-            "distribution",
-            "How the delay varies: uniform, normal or pareto (a long tail).",
-        ),
-    )
-    jitter_correlation: float = field(
-        default=0.0,
-        kw_only=True,
-        metadata=_declared("jitter_correlation", "share", "Correlation of the delays of successive packets."),
-    )
-    loss: float = field(
-        metadata=_declared("loss", "share", "Share of packets lost independently at random.", default=0.0)
-    )
-    loss_bursts: LossBursts | None = field(
-        default=None,
-        kw_only=True,
-        metadata=_declared("loss_bursts", "loss_bursts", "Bursty loss, in place of `loss`."),
-    )
+    rate_bps: float = field(metadata=_declared("rate"))
+    """Rate in each direction; optional if both directions have their own."""
+    delay_s: float = field(metadata=_declared("delay"))
+    """Propagation delay, one way, or the length of the fibre; optional if both directions have their own."""
+    jitter_s: float = field(metadata=_declared("duration", default=0.0, excludes_pause=True))
+    """Variation of the delay, at most the delay: the largest deviation if uniform, else the standard deviation."""
+    jitter_distribution: str = field(default="uniform", kw_only=True, metadata=_declared("distribution"))
+    """How the delay varies: uniform, normal or pareto (a long tail)."""
+    jitter_correlation: float = field(default=0.0, kw_only=True, metadata=_declared("share"))
+    """Correlation of the delays of successive packets."""
+    loss: float = field(metadata=_declared("share", default=0.0))
+    """Share of packets lost independently at random."""
+    loss_bursts: LossBursts | None = field(default=None, kw_only=True, metadata=_declared("loss_bursts"))
+    """Bursty loss, in place of `loss`."""
     duplicate: float = field(
         default=0.0,
         kw_only=True,
-        metadata=_declared(
-            "duplicate",
-            "share",
-            "Share of packets that arrive twice.",
-            fault=PacketFault("duplication", arrivals=1),
-            excludes_pause=True,
-        ),
+        metadata=_declared("share", fault=PacketFault("duplication", arrivals=1), excludes_pause=True),
     )
+    """Share of packets that arrive twice."""
     reorder: float = field(
         default=0.0,
         kw_only=True,
-        metadata=_declared(
-            "reorder",
-            "share",
-            "Share of packets sent without delay, so that they overtake others.",
-            fault=PacketFault("reordering", netem_attribute=3),
-            excludes_pause=True,
-        ),
+        metadata=_declared("share", fault=PacketFault("reordering", netem_attribute=3), excludes_pause=True),
     )
+    """Share of packets sent without delay, so that they overtake others."""
     corrupt: float = field(
         default=0.0,
         kw_only=True,
         metadata=_declared(
-            "corrupt",
-            "share",
-            "Share of packets with a flipped bit.",
-            fault=PacketFault("corruption", netem_attribute=4, arrivals=-1, misdirects=True),
+            "share", fault=PacketFault("corruption", netem_attribute=4, arrivals=-1, misdirects=True)
         ),
     )
-    queue_bytes: int = field(
-        metadata=_declared(
-            "queue",
-            "queue",
-            "Buffer in front of the link; auto: rate x 2 x delay, at least 64 packets.",
-            default="auto",
-        )
-    )
-    queue_packets: int | None = field(
-        default=None,
-        kw_only=True,
-        metadata=_declared(
-            "queue_packets", "count", "Buffer in front of the link, in packets, in place of `queue`."
-        ),
-    )
-    ecn_bytes: int | None = field(
-        default=None,
-        kw_only=True,
-        metadata=_declared(
-            "ecn_threshold",
-            "size",
-            "Queue length at and above which ECN-capable packets are marked; never, if left out.",
-        ),
-    )
+    """Share of packets with a flipped bit."""
+    queue_bytes: int = field(metadata=_declared("queue", default="auto"))
+    """Buffer in front of the link; auto: rate x 2 x delay, at least 64 packets."""
+    queue_packets: int | None = field(default=None, kw_only=True, metadata=_declared("count"))
+    """Buffer in front of the link, in packets, in place of `queue`."""
+    ecn_bytes: int | None = field(default=None, kw_only=True, metadata=_declared("size", key="ecn_threshold"))
+    """Queue length at and above which ECN-capable packets are marked; never, if left out."""
     classes: tuple[QueueClass, ...] = field(default=(), kw_only=True)
+    """Traffic classes, each with its own queue."""
     pause: Pause | None = field(default=None, kw_only=True)
+    """Ethernet pause, with which the switch at the far end stops the sender before it overflows."""
 
     @property
     def mean_loss(self) -> float:
@@ -266,13 +205,14 @@ class Direction:
         return bool(self.jitter_s or self.faults)
 
 
-LINK_PROPERTIES: Mapping[str, LinkProperty] = {
-    each.name: each.metadata["property"]
-    if each.default is MISSING
-    else replace(each.metadata["property"], default=each.default)
-    for each in fields(Direction)
-    if each.metadata
-}
+def _properties() -> Iterator[tuple[str, LinkProperty]]:
+    for each in fields(Direction):
+        if declared := each.metadata.get("property"):
+            default = declared.default if each.default is MISSING else each.default
+            yield each.name, replace(declared, key=declared.key or without_unit(each.name), default=default)
+
+
+LINK_PROPERTIES: Mapping[str, LinkProperty] = dict(_properties())
 """The properties in the order of files, by the name of the field."""
 PACKET_FAULTS: Mapping[str, PacketFault] = {
     name: declared.fault for name, declared in LINK_PROPERTIES.items() if declared.fault is not None

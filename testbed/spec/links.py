@@ -11,6 +11,7 @@ from pydantic import Field, create_model
 
 from testbed.spec.base_model import Finding, StrictModel, located, look_up
 from testbed.spec.link_direction import (
+    ETHERNET_HEADER_BYTES,
     LINK_PROPERTIES,
     PAUSE_FRAME_BYTES,
     Direction,
@@ -115,7 +116,6 @@ def with_pause(
 # Real switches have at least this much: smaller buffers would drop ordinary bursts.
 MIN_AUTO_QUEUE_PACKETS = 64
 MIN_QUEUE_PACKETS = 4
-ETHERNET_HEADER_BYTES = 14
 
 
 @dataclass(frozen=True)
@@ -177,11 +177,7 @@ def _with_link_properties(with_defaults: bool) -> Callable[[type[StrictModel]], 
         declared: dict[str, Any] = {
             name: (
                 _VALUE_TYPES[each.form],
-                Field(
-                    default=each.default if with_defaults else None,
-                    alias=each.key if each.key != name else None,
-                    description=each.description,
-                ),
+                Field(default=each.default if with_defaults else None, alias=each.key),
             )
             for name, each in LINK_PROPERTIES.items()
         }
@@ -193,6 +189,8 @@ def _with_link_properties(with_defaults: bool) -> Callable[[type[StrictModel]], 
 
 
 class _LinkSettings(StrictModel):
+    documented_in = (Direction,)
+
     if TYPE_CHECKING:  # the link properties
 
         def __getattr__(self, name: str) -> Any: ...

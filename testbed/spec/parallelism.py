@@ -1,14 +1,16 @@
-"""How a scenario spreads one model's training over ranks: degrees, placement, schedule."""
+"""How a scenario spreads a job over ranks: degrees, placement and schedule of training, places of a recorded job."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, ClassVar
 
 from pydantic import Field
 
 from testbed.errors import did_you_mean
+from testbed.plugins import registry
 from testbed.spec.base_model import Finding, StrictModel, ValueFormat
 from testbed.spec.catalogue import placements
 from testbed.spec.hardware import IntraNodeSpec
@@ -326,3 +328,42 @@ class StageSpec(StrictModel):
     """Size of the output, and of the input's gradient: what is sent to the next rank."""
     gradient_bytes: Size = Field(default=1, alias="gradients")
     """Size of the weights' gradients, where there are replicas."""
+
+
+AS_RECORDED = "as_recorded"
+# compute times are as recorded, on any accelerator: speed is no criterion
+RECORDED_MAPPINGS = tuple(name for name in MAPPINGS if name != BY_SPEED)
+RECORDED_JOB_KEYS = ("placement", "mapping", "algorithms")  # keys of a workload with a trace
+
+
+def _default_word(word: str, form: ValueFormat) -> ValueFormat:
+    """Return a format in which a word stands for the default, None."""
+    return replace(form, parse=lambda value: None if value == word else form.parse(value))
+
+
+def _parse_algorithms(value: object) -> dict[str, str]:
+    if not isinstance(value, Mapping):
+        raise ValueError("a mapping of kinds to algorithms, such as {shard: hierarchical}")
+    for kind, algorithm in value.items():
+        if (expected := expected_algorithm(algorithm, tuple(registry("collectives")))) is not None:
+            raise ValueError(f"for {kind} {expected}")
+    return {str(kind): str(algorithm) for kind, algorithm in value.items()}
+
+
+PLACEMENT = _default_word(
+    AS_RECORDED,
+    word_or_list(
+        (AS_RECORDED,),
+        {"type": "string"},
+        lambda kinds: (
+            0 < len(kinds) == len(set(map(str, kinds))) and all(isinstance(one, str) for one in kinds)
+        ),
+        "kinds of communication, outermost first, such as [replicate, shard]",
+        minItems=1,
+    ),
+)
+MAPPING = _default_word(CONSECUTIVE, mapping_format(RECORDED_MAPPINGS))
+KIND_ALGORITHMS = ValueFormat(
+    _parse_algorithms,
+    lambda: {"type": "object", "additionalProperties": algorithm_schema(tuple(registry("collectives")))},
+)

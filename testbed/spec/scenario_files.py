@@ -14,6 +14,14 @@ from testbed.spec.overrides import PRESET, parse_list_override, preset_changes
 from testbed.spec.topology import read_topology
 from testbed.spec.yaml_loader import OVERRIDES, Document, parse_override, read_document, show
 
+FILE_PATHS = (
+    "workload.schedule.file",
+    "workload.tuning",
+    "workload.trace",
+    "workload.chakra",
+    "workload.inference.trace",
+)
+
 
 def read_scenario(source: Path | str | Mapping[str, Any], overrides: Sequence[str] = ()) -> Document:
     """Read a scenario, insert its topology's file, and apply overrides. Raises ConfigError.
@@ -63,16 +71,12 @@ def _resolve_paths(data: dict[str, Any], folder: Path) -> None:
         else []
     )
     for where in (data, *changes):
-        if not isinstance(where, dict):
-            continue
-        for schedule in (look_up(where, "workload", "schedule"), where.get("workload.schedule")):
-            _resolve_path(schedule, "file", folder)
-        _resolve_path(where, "workload.schedule.file", folder)
-        for key in ("tuning", "trace", "chakra"):
-            _resolve_path(where.get("workload"), key, folder)
-            _resolve_path(where, f"workload.{key}", folder)
-        _resolve_path(look_up(where, "workload", "inference"), "trace", folder)
-        _resolve_path(where, "workload.inference.trace", folder)
+        for path in FILE_PATHS:
+            *parents, key = path.split(".")
+            for joined in range(1, len(parents) + 1):  # a path in a variant may stop at a mapping
+                holder = look_up(where, ".".join(parents[:joined]), *parents[joined:])
+                _resolve_path(holder, key, folder)
+            _resolve_path(where, path, folder)
         failures = where.get("failures")
         for failure in failures if isinstance(failures, list) else ():
             _resolve_path(failure, "trace", folder)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from testbed.spec.base_model import Finding, StrictModel, ValueFormat
 from testbed.spec.catalogue import baselines
-from testbed.spec.recorded_job import RECORDED_JOB_KEYS
+from testbed.spec.parallelism import RECORDED_JOB_KEYS
 from testbed.spec.value_types import Count, Flag, SizeOrNone, choice
 from testbed.spec.workload import WorkloadSpec
 from testbed.spec.yaml_loader import show

@@ -97,13 +97,11 @@ def axes_from_mapping(given: Mapping[str, Any]) -> tuple[Axis, ...]:
     if not 1 <= len(given) <= MAX_AXES:
         raise _error("", f"{len(given)} axes", f"one or two: {EXPECTED}")
     return tuple(
-        parse_axis(f"{path}={values}") if isinstance(values, str) else _axis_from_values(path, values)
+        parse_axis(f"{path}={values}")
+        if isinstance(values, str)
+        else _list(path, [value if isinstance(value, str) else json.dumps(value) for value in values])
         for path, values in given.items()
     )
-
-
-def _axis_from_values(path: str, values: Sequence[Any]) -> Axis:
-    return _list(path, [value if isinstance(value, str) else json.dumps(value) for value in values])
 
 
 def _range(path: str, text: str, match: re.Match[str]) -> Axis:

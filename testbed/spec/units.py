@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from decimal import Decimal
+from functools import partial
 
 _QUANTITY = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,3})?)\s*(\S*)\s*")
 _EXPONENTS = {"": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15}
@@ -72,36 +73,28 @@ def _parse(value: object, units: Mapping[str, Decimal], expected: str) -> Decima
     return Decimal(match[1]) * units[match[2]]
 
 
-def parse_rate(value: object) -> float:
-    """Return a rate above 0 in bit/s."""
-    rate_bps = float(_parse(value, _RATE_UNITS, RATE_EXPECTED))
-    if rate_bps <= 0:
-        raise ValueError("a rate above 0")
-    return rate_bps
+def _parse_number(value: object, units: Mapping[str, Decimal], expected: str, least: str) -> float:
+    """Return a quantity in SI units. `least`: what is expected instead of one that is negative, or 0 if above 0."""
+    number = float(_parse(value, units, expected))
+    if number < 0 or (number == 0 and least.endswith("above 0")):
+        raise ValueError(least)
+    return abs(number)
 
 
-def parse_flop_rate(value: object) -> float:
-    """Return a compute speed above 0 in flop/s."""
-    flops = float(_parse(value, _FLOP_UNITS, FLOP_RATE_EXPECTED))
-    if flops <= 0:
-        raise ValueError("a compute speed above 0")
-    return flops
-
-
-def parse_duration(value: object) -> float:
-    """Return a duration of at least 0 in seconds."""
-    duration_s = float(_parse(value, _DURATION_UNITS, DURATION_EXPECTED))
-    if duration_s < 0:
-        raise ValueError("a duration of 0 or more")
-    return abs(duration_s)
-
-
-def parse_delay(value: object) -> float:
-    """Return a delay of at least 0 in seconds, given as a duration or as a length of fibre."""
-    delay_s = float(_parse(value, _DELAY_UNITS, DELAY_EXPECTED))
-    if delay_s < 0:
-        raise ValueError("a delay of 0 or more")
-    return abs(delay_s)
+parse_rate = partial(_parse_number, units=_RATE_UNITS, expected=RATE_EXPECTED, least="a rate above 0")
+"""Return a rate above 0 in bit/s."""
+parse_flop_rate = partial(
+    _parse_number, units=_FLOP_UNITS, expected=FLOP_RATE_EXPECTED, least="a compute speed above 0"
+)
+"""Return a compute speed above 0 in flop/s."""
+parse_duration = partial(
+    _parse_number, units=_DURATION_UNITS, expected=DURATION_EXPECTED, least="a duration of 0 or more"
+)
+"""Return a duration of at least 0 in seconds."""
+parse_delay = partial(
+    _parse_number, units=_DELAY_UNITS, expected=DELAY_EXPECTED, least="a delay of 0 or more"
+)
+"""Return a delay of at least 0 in seconds, given as a duration or as a length of fibre."""
 
 
 def parse_size(value: object) -> int:
@@ -131,6 +124,11 @@ def parse_fraction(value: object) -> float:
     if not 0 <= fraction <= 1:
         raise ValueError(FRACTION_EXPECTED)
     return abs(fraction)
+
+
+def without_unit(name: str) -> str:
+    """Return a field's key in files, where values have their own unit: `delay` for `delay_s`."""
+    return re.sub("(?<!_per)_(s|bytes|bps)$", "", name)
 
 
 def number_and_unit(text: str) -> tuple[Decimal, str] | None:
@@ -168,19 +166,12 @@ def format_decimal(number: Decimal) -> str:
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
-def format_rate(rate_bps: float) -> str:
-    """Format a rate losslessly, such as "285.7 Gbit/s"."""
-    return _format(rate_bps, _RATES, "bit/s")
-
-
-def format_flop_rate(flops: float) -> str:
-    """Format a compute speed losslessly, such as "989 Tflop/s"."""
-    return _format(flops, _FLOP_RATES, "flop/s")
-
-
-def format_duration(duration_s: float) -> str:
-    """Format a duration losslessly, such as "2.5 ms"."""
-    return _format(duration_s, _DURATIONS, "ms")
+format_rate = partial(_format, units=_RATES, zero="bit/s")
+"""Format a rate losslessly, such as "285.7 Gbit/s"."""
+format_flop_rate = partial(_format, units=_FLOP_RATES, zero="flop/s")
+"""Format a compute speed losslessly, such as "989 Tflop/s"."""
+format_duration = partial(_format, units=_DURATIONS, zero="ms")
+"""Format a duration losslessly, such as "2.5 ms"."""
 
 
 def format_size(size_bytes: int) -> str:

@@ -9,8 +9,15 @@ from testbed.plugins import OWN_FILE
 from testbed.spec.base_model import Finding, StrictModel
 from testbed.spec.catalogue import accelerators
 from testbed.spec.hardware import Hardware
-from testbed.spec.parallelism import ParallelismSpec, ScheduleSpec, StageSpec
-from testbed.spec.recorded_job import KIND_ALGORITHMS, MAPPING, PLACEMENT, RECORDED_JOB_KEYS
+from testbed.spec.parallelism import (
+    KIND_ALGORITHMS,
+    MAPPING,
+    PLACEMENT,
+    RECORDED_JOB_KEYS,
+    ParallelismSpec,
+    ScheduleSpec,
+    StageSpec,
+)
 from testbed.spec.replicas import REDUCED_BITS, LocalSgdSpec
 from testbed.spec.serving import InferenceSpec
 from testbed.spec.transformer import MODEL, ModelSpec
@@ -200,9 +207,7 @@ class WorkloadSpec(StrictModel):
         if self.model is not None and (self.collectives or self.exchange or self.compute_s):
             yield Finding(("model",), "a model with collectives, exchange or compute", "only one of the two")
         if not self.is_recorded:
-            for key in RECORDED_JOB_KEYS:
-                if getattr(self, key) is not None:
-                    yield Finding((key,), f"{key} without trace or chakra", "one of them as well")
+            yield from self.reject(RECORDED_JOB_KEYS, "without trace or chakra", "one of them as well")
         if self.plan is not None and self.plan not in WORKLOAD_KEYS:
             yield from self._conflicts("a plan", "trace", "chakra", "inference")
         elif self.trace is not None:
@@ -219,15 +224,13 @@ class WorkloadSpec(StrictModel):
         if self.plan is not None and self.plan != self.described_kind:
             yield self._plan_mismatch()
             return
-        if self.options is not None:
-            yield Finding(("options",), "options without a plan", "a plan as well")
+        yield from self.reject(["options"], "without a plan", "a plan as well")
         if self.model is None and not self.collectives and self.exchange is None and self.stage is None:
             expected = "a model, or collectives, or exchange, or a stage, or a plan, or traces, or inference"
             yield Finding(("model",), "nothing", expected)
         if self.parallelism is None:
-            for key in ("schedule", "stage", "outer", "training_steps"):
-                if getattr(self, key) is not None:
-                    yield Finding((key,), f"{key} without parallelism", "parallelism as well")
+            needing = ("schedule", "stage", "outer", "training_steps")
+            yield from self.reject(needing, "without parallelism", "parallelism as well")
         elif (self.model is None) == (self.stage is None):
             yield Finding(("parallelism",), "parallelism", "either a model or a stage with it")
         else:
@@ -241,9 +244,8 @@ class WorkloadSpec(StrictModel):
         parallelism, outer, steps = self.parallelism, self.outer, self.training_steps
         assert parallelism is not None
         if parallelism.faults is not None:
-            for key in ("outer", "training_steps"):
-                if getattr(self, key) is not None:
-                    yield Finding((key,), f"{key} with parallelism.faults", "only one of the two")
+            excluded = ("outer", "training_steps")
+            yield from self.reject(excluded, "with parallelism.faults", "only one of the two")
         if outer is None:
             return
         if steps is not None and steps % outer.period:
@@ -270,10 +272,7 @@ class WorkloadSpec(StrictModel):
         """Report keys that a plan or a trace replaces."""
         if self.plan in WORKLOAD_KEYS and self.plan != self.described_kind:
             yield self._plan_mismatch()
-        for key in (*PLAN_KEYS, *more):
-            if getattr(self, key) is not None:
-                name = key.removesuffix("_s")
-                yield Finding((name,), f"{name} with {what}", "only one of the two")
+        yield from self.reject((*PLAN_KEYS, *more), f"with {what}", "only one of the two")
 
     @property
     def kind(self) -> str:

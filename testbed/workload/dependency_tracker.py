@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 from testbed.workload.plan import QUEUE, Computing, JobPlan, Operation, Pause
-from testbed.workload.plan_patterns import Pattern
 
 
 class DependencyOrder(NamedTuple):
@@ -68,12 +68,7 @@ def _is_timed(operation: Operation) -> bool:
 
 def dependency_orders(plan: JobPlan) -> Sequence[DependencyOrder]:
     """Return the dependencies of all ranks, cached by pattern."""
-    return [pattern_order(own) for own in plan.symmetric.patterns]
-
-
-def pattern_order(pattern: Pattern) -> DependencyOrder:
-    """Return the dependencies of a pattern, cached."""
-    return pattern.cached("order", lambda: dependency_order(pattern.operations))
+    return [own.cached("order", partial(dependency_order, own.operations)) for own in plan.symmetric.patterns]
 
 
 @dataclass

@@ -1,56 +1,72 @@
-"""Computations of one rank for a layer, or for all layers of an action; equal ones are shared among plans."""
+"""A rank's plan under construction: computations of a layer, or of all layers of an action, shared among plans."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from testbed.spec.scale import Scale
-from testbed.workload.operations import COMPUTE, Computing, replace_fields
+from testbed.workload.operations import COMPUTE, Computing, Operation, replace_fields
 from testbed.workload.schedules import Action, Kind
+from testbed.workload.schedules.actions import seconds_of
 from testbed.workload.stages import Part
-
-MAX_CACHED_OPERATIONS = 200_000
 
 Named = dict[Action, tuple[Computing, ...]]
 
 
-class _ActionCache:
-    """A bounded cache of the computations of actions, keyed by layer durations and kept memory."""
-
-    def __init__(self) -> None:
-        self._known: dict[tuple[Kind, tuple[float, ...], float], Named] = {}
-        self._operations = 0
-
-    def of(self, kind: Kind, durations_s: tuple[float, ...], kept: float) -> Named:
-        """Return the cached actions of one stage and kind; the caller adds to them."""
-        return self._known.setdefault((kind, durations_s, kept), {})
-
-    def count(self, operations: int) -> None:
-        """Note that this many operations were added."""
-        self._operations += operations
-        if self._operations > MAX_CACHED_OPERATIONS:
-            self._known.clear()
-            self._operations = 0
+@lru_cache(32)
+def _shared_actions(kind: Kind, durations_s: tuple[float, ...], kept: float) -> Named:
+    """Return what is known of the actions of stages with these layers; the caller adds to it."""
+    return {}
 
 
-_action_cache = _ActionCache()
-
-
-class LayerComputations:
-    """Makes the computations of a rank.
+class ComputePlanner:
+    """A rank's plan under construction, with computations that wait for a gate.
 
     Attributes:
-        scale: Scale of the emulation.
-        slowdown: Factor by which the rank computes more slowly.
+        rank: The rank.
+        plan: Its operations so far.
+        gate: Dependencies of the next computation.
+        computed: Computations so far, in order.
     """
 
-    def __init__(self, scale: Scale, slowdown: float) -> None:
+    def __init__(self, rank: int, scale: Scale, slowdown: float) -> None:
+        self.rank = rank
+        self.plan: list[Operation] = []
+        self.gate: list[int] = []
+        self.computed: list[int] = []
         self._scale, self._slowdown = scale, slowdown
         self._computings: dict[tuple[Kind, float], Computing] = {}
         # by stage and kind: numbered computations of the layers without names, and the actions made from them
         self._by_stage: dict[tuple[int, Kind], tuple[list[tuple[int, Computing]], Named]] = {}
 
-    def template(self, kind: Kind, seconds: float) -> Computing:
+    def add(self, operation: Operation) -> int:
+        """Append an operation and return its index in the plan."""
+        self.plan.append(operation)
+        return len(self.plan) - 1
+
+    def compute(self, name: str, kind: Kind, seconds: float) -> None:
+        """Compute for this many real seconds, once the gate is open."""
+        after, self.gate = tuple(self.gate), []
+        template = self._template(kind, seconds)
+        self.computed.append(self.add(replace_fields(template, name=name, after=after)))
+
+    def compute_layers(self, action: Action, parts: Sequence[Part], kept: float) -> None:
+        """Add an action that is computation alone.
+
+        Args:
+            action: The action.
+            parts: Its layers.
+            kept: Bytes of activations kept from forward to the end of backward.
+        """
+        first, after = len(self.plan), tuple(self.gate)
+        self.gate = []
+        self.plan += self._layers_of(action, parts, kept)
+        if after:
+            self.plan[first] = replace_fields(self.plan[first], after=after)
+        self.computed += range(first, len(self.plan))
+
+    def _template(self, kind: Kind, seconds: float) -> Computing:
         """Return a computation of this many real seconds, without name and dependencies."""
         if (template := self._computings.get((kind, seconds))) is None:
             duration_s = self._scale.emulated_s(seconds) * self._slowdown
@@ -58,20 +74,19 @@ class LayerComputations:
             self._computings[kind, seconds] = template
         return template
 
-    def layers_of(self, action: Action, parts: Sequence[Part], kept: float) -> tuple[Computing, ...]:
+    def _layers_of(self, action: Action, parts: Sequence[Part], kept: float) -> tuple[Computing, ...]:
         """Return the computations of all layers of an action, without dependencies."""
         key = action.stage, action.kind
         if key not in self._by_stage:
-            templates = [self.template(action.kind, compute_s(part, action.kind)) for part in parts]
-            named = list(zip(range(len(templates)), templates, strict=True))
+            templates = [self._template(action.kind, compute_s(part, action.kind)) for part in parts]
+            numbered = list(enumerate(templates))
             if action.kind is not Kind.FORWARD:
-                named.reverse()
+                numbered.reverse()
             durations_s = tuple(template.duration_s for template in templates)
-            self._by_stage[key] = named, _action_cache.of(action.kind, durations_s, kept)
-        named, known = self._by_stage[key]
+            self._by_stage[key] = numbered, _shared_actions(action.kind, durations_s, kept)
+        numbered, known = self._by_stage[key]
         if action not in known:
-            _action_cache.count(len(named))
-            made = [replace_fields(template, name=f"{action} layer {number}") for number, template in named]
+            made = [replace_fields(own, name=f"{action} layer {number}") for number, own in numbered]
             known[action] = tuple(with_memory(made, action, kept))
         return known[action]
 
@@ -87,11 +102,4 @@ def with_memory(computing: list[Computing], action: Action, kept: float) -> list
 
 def compute_s(part: Part, kind: Kind) -> float:
     """Return the real seconds that an action of this kind takes for a layer."""
-    # not by a mapping: kinds are slow to hash, and this is asked for every layer of every action
-    if kind is Kind.FORWARD:
-        return part.forward_s
-    if kind is Kind.BACKWARD_INPUT:
-        return part.input_s
-    if kind is Kind.BACKWARD_WEIGHT:
-        return part.weight_s
-    return part.input_s + part.weight_s
+    return seconds_of(kind, (part.forward_s, part.input_s, part.weight_s))

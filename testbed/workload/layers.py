@@ -18,12 +18,11 @@ from random import Random
 
 from testbed.comm.collectives import AUTO, collective_of
 from testbed.workload.intra_node import NO_TIME, IntraNodeTime
-from testbed.workload.layer_compute import LayerComputations, compute_s
+from testbed.workload.layer_compute import ComputePlanner, compute_s
 from testbed.workload.local_sgd import WHOLE_BITS
 from testbed.workload.parallelism import CONTEXT, EXPERT, EXPERT_SHARD, REPLICATE, SHARD, TENSOR
-from testbed.workload.plan import GroupCollective, IntraRankTransfer, Message, Operation, replace_fields
+from testbed.workload.plan import GroupCollective, IntraRankTransfer, Message, replace_fields
 from testbed.workload.plan_options import Group, Options
-from testbed.workload.plan_patterns import Chain
 from testbed.workload.schedules import Action, Kind
 from testbed.workload.sequence_parallel import BlockPlanner
 from testbed.workload.stages import Part
@@ -32,7 +31,7 @@ FSDP = "fsdp"
 _ALGORITHMS = {"all_to_all": "direct", "all_to_all_v": "late_counts"}
 
 
-class LayerPlanner:
+class LayerPlanner(ComputePlanner):
     """Builds the plan of one rank, layer by layer.
 
     Attributes:
@@ -49,13 +48,10 @@ class LayerPlanner:
         *,
         pipelined: bool,
     ) -> None:
-        self.rank, self.groups, self.order, self.options = rank, groups, order, options
+        super().__init__(rank, options.scale, options.slowdowns.get(rank, 1.0))
+        self.groups, self.order, self.options = groups, order, options
         self.pipelined = pipelined
         self.within = options.within[rank] if options.within else None
-        self.plan: list[Operation] = []
-        self.chains: list[Chain] = []
-        self.gate: list[int] = []  # dependencies of the next computation
-        self.computed: list[int] = []  # computations so far, in order
         self._gathering: dict[tuple[int, int], list[int]] = {}  # by stage and layer
         self.sharded = FSDP in groups or self.has_inside(SHARD)
         self._gathers: dict[int, list[tuple[str, float, IntraNodeTime]]] = {}  # by id of the layer's part
@@ -69,7 +65,6 @@ class LayerPlanner:
         self._last = {
             action.stage: action for action in order if action.kind in completing
         }  # of the last microbatch
-        self._computing = LayerComputations(options.scale, options.slowdowns.get(rank, 1.0))
         self._tensor_blocks: BlockPlanner | None = None
         if options.blocks is not None and TENSOR in groups:
             self._tensor_blocks = BlockPlanner(self, options.blocks, *groups[TENSOR])
@@ -111,25 +106,6 @@ class LayerPlanner:
             talks = any(part.tensor or part.context or part.expert for part in parts)
             self._compute_only[action.stage] = not (talks or self._inner_s(parts))
         return self._compute_only[action.stage]
-
-    def compute_layers(self, action: Action, parts: Sequence[Part], kept: float) -> None:
-        """Add an action that is computation alone.
-
-        Args:
-            action: The action.
-            parts: Its layers.
-            kept: Bytes of activations kept from forward to the end of backward.
-        """
-        first, after = len(self.plan), tuple(self.gate)
-        self.gate = []
-        computations = self._computing.layers_of(action, parts, kept)
-        self.plan += computations
-        if after:
-            self.plan[first] = replace_fields(self.plan[first], after=after)
-        if len(parts) > 2:  # the first may have dependencies, and the last may free activations
-            durations_s = [computing.duration_s for computing in computations[1:-1]]
-            self.chains.append(Chain(first + 1, durations_s))
-        self.computed += range(first, len(self.plan))
 
     def inner_traffic(self, name: str, action: Action, parts: Sequence[Part]) -> None:
         """Add traffic among the rank's own accelerators that blocks the next computation, for all these layers."""
@@ -299,20 +275,6 @@ class LayerPlanner:
     def completes_weights(self, action: Action) -> bool:
         """Return whether this action completes the gradients of its stage's weights."""
         return self._last.get(action.stage) is action
-
-    # ---- operations
-
-    def add(self, operation: Operation) -> int:
-        """Append an operation and return its index in the plan."""
-        self.plan.append(operation)
-        return len(self.plan) - 1
-
-    def compute(self, name: str, kind: Kind, seconds: float) -> None:
-        """Compute for this many real seconds, once the gate is open."""
-        after, self.gate = tuple(self.gate), []
-        template = self._computing.template(kind, seconds)
-        self.computed.append(len(self.plan))
-        self.plan.append(replace_fields(template, name=name, after=after))
 
     def _collective(
         self,

@@ -69,9 +69,5 @@ def _states(layers: Sequence[Layer], degrees: Mapping[str, int], gradient_bytes:
     whole = sum((layer.parameters - layer.experts) / tensor for layer in layers)
     # experts are spread over the shards; the remaining degree shards each expert
     routed = sum(layer.experts / tensor for layer in layers)
-    gathered = 0.0
-    if shards > 1:
-        gathered = VALUE_BYTES * max(
-            (layer.parameters - layer.experts + layer.experts / expert) / tensor for layer in layers
-        )
-    return each * (whole + routed) / shards + gathered
+    largest = max((layer.parameters - layer.experts + layer.experts / expert) / tensor for layer in layers)
+    return each * (whole + routed) / shards + (VALUE_BYTES * largest if shards > 1 else 0.0)

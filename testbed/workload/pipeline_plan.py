@@ -7,13 +7,13 @@ replicas take turns to send to another building.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from itertools import permutations
 
-from testbed.caches import IdentityCache
+from testbed.caches import IdentityCache, SizedCache
 from testbed.workload.layer_compute import compute_s, with_memory
 from testbed.workload.layers import FSDP, LayerPlanner
 from testbed.workload.local_sgd import repeat_steps
@@ -27,45 +27,33 @@ from testbed.workload.parallelism import (
     TENSOR,
     Mesh,
 )
-from testbed.workload.plan import Computing, GroupCollective, JobPlan, Message, RankPlan, replace_fields
+from testbed.workload.plan import (
+    Computing,
+    GroupCollective,
+    JobPlan,
+    Message,
+    Pattern,
+    RankPlan,
+    Relocation,
+    SymmetricPlans,
+    replace_fields,
+)
 from testbed.workload.plan_options import (
     Group,
     Options,
     SendToken,
-    localize_groups,
-    relocation_of,
     symmetry_key,
 )
-from testbed.workload.plan_patterns import Pattern, Relocation, SymmetricPlans
 from testbed.workload.schedules import Action, Kind, Schedule
 from testbed.workload.send_tokens import find_turns, with_tokens
 from testbed.workload.stages import Part, Stage
 
 # a search often asks for a plan again, as much of what it varies does not change the plan
 MAX_CACHED_PLANS, MAX_CACHED_OPERATIONS = 8, 500_000
-_plans: OrderedDict[Hashable, JobPlan] = OrderedDict()
-
-
-class _PatternCache:
-    """An LRU cache of patterns, bounded by their total number of operations."""
-
-    def __init__(self) -> None:
-        self._known: OrderedDict[Hashable, Pattern] = OrderedDict()
-        self._operations = 0
-
-    def of(self, key: Hashable, planner: Callable[[], _RankPlanner]) -> Pattern:
-        if (pattern := self._known.get(key)) is None:
-            pattern = self._known[key] = planner().pattern()
-            self._operations += len(pattern)
-            while self._operations > MAX_CACHED_OPERATIONS and len(self._known) > 1:
-                _, oldest = self._known.popitem(last=False)
-                self._operations -= len(oldest)
-        else:
-            self._known.move_to_end(key)
-        return pattern
-
-
-_patterns = _PatternCache()
+_plans: SizedCache[JobPlan] = SizedCache(
+    MAX_CACHED_OPERATIONS, lambda plan: max(plan.operations, MAX_CACHED_OPERATIONS / MAX_CACHED_PLANS)
+)
+_patterns: SizedCache[Pattern] = SizedCache(MAX_CACHED_OPERATIONS, len)
 
 
 def plan_job(
@@ -106,17 +94,12 @@ def plan_job(
     common = hash((_hash_stages(stages), options.key))
     tokens = tuple(options.send_tokens.items())
     key = hash((groups, tuple(replica_pipelines), tuple(places), tuple(schedules), common, tokens))
-    plan = _plans.pop(key, None)
-    plan = plan or _make_plan(
-        groups, replica_pipelines, places, replica_schedules or [schedule], stages, options, common
+    return _plans.of(
+        key,
+        lambda: _make_plan(
+            groups, replica_pipelines, places, replica_schedules or [schedule], stages, options, common
+        ),
     )
-    _plans[key] = plan
-    while (
-        len(_plans) > MAX_CACHED_PLANS
-        or sum(one.operations for one in _plans.values()) > MAX_CACHED_OPERATIONS
-    ):
-        _plans.popitem(last=False)
-    return plan
 
 
 def _hash_stages(stages: Sequence[Stage]) -> int:
@@ -170,9 +153,15 @@ def _make_plan(
             pattern = rank_planner.pattern()
             exchange = rank_planner.exchange()
         else:
-            relocation = relocation_of(rank_groups[rank], pipeline)
-            make_planner = partial(planner, range(len(pipeline)), localize_groups(rank_groups[rank]))
-            pattern = _patterns.of((common, own.content_hash, position, symmetry), make_planner)
+            numbers = tuple(group.number for group in rank_groups[rank].values())
+            relocation = Relocation(numbers, tuple(pipeline))
+            own_groups = {
+                name: Group(place, group.members)
+                for place, (name, group) in enumerate(rank_groups[rank].items())
+            }
+            alike = partial(planner, range(len(pipeline)), own_groups)
+            key = common, own.content_hash, position, symmetry
+            pattern = _patterns.of(key, partial(_make_pattern, alike))
         if turns := tuple(find_turns(rank, pipelines[rank], options.send_tokens, options.itemsize)):
             pattern, relocation = with_tokens(pattern, relocation, turns), None
         patterns.append(pattern)
@@ -182,6 +171,10 @@ def _make_plan(
     if options.training_steps > 1 or options.outer:
         ranks = tuple(repeat_steps(ranks, options.training_steps, options.outer, exchanges))
     return JobPlan(ranks, groups, not options.early_receives, options.jitter, options.seed, options.dscps)
+
+
+def _make_pattern(make_planner: Callable[[], _RankPlanner]) -> Pattern:
+    return make_planner().pattern()
 
 
 def _contended_tokens(
@@ -253,7 +246,7 @@ class _RankPlanner(LayerPlanner):
         for action in self.order:
             self._add_action(action)
         self.close_bucket()
-        return Pattern(tuple(self.plan), self.chains)
+        return Pattern(tuple(self.plan))
 
     # ---- the pipeline
 

@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from testbed.workload.operations import COMPUTE, QUEUE, Block, Computing, GroupCollective
-from testbed.workload.plan import JobPlan
-from testbed.workload.plan_patterns import Pattern
+from testbed.workload.plan import JobPlan, Pattern
 
 TIMED, SENDS, RECEIVES, COLLECTIVE = range(4)
 
@@ -138,13 +137,7 @@ def _pattern_columns(pattern: Pattern) -> PatternColumns | None:
     if any(isinstance(own, Block) for own in exchanges) or any(uneven):
         return None
     count = len(operations)
-    inside, duration_s = np.zeros(count, dtype=bool), np.zeros(count)
-    for place, durations_s in pattern.chains:
-        inside[place : place + len(durations_s)] = True
-        duration_s[place : place + len(durations_s)] = durations_s
-    single = np.flatnonzero(~inside)  # outside of chains: examined one by one
-    ones = [operations[place] for place in single.tolist()]
-    streams = list(map(attrgetter("stream"), ones))
+    streams = list(map(attrgetter("stream"), operations))
     if any(stream.startswith(QUEUE) for stream in set(streams)):
         return None
     kinds = np.zeros(count, dtype=np.int8)
@@ -158,17 +151,16 @@ def _pattern_columns(pattern: Pattern) -> PatternColumns | None:
     kinds[places] = shared_kinds
     gathers = shared_kinds == COLLECTIVE
     messages = map(operations.__getitem__, places[~gathers].tolist())
-    timed = np.flatnonzero((kinds == TIMED) & ~inside).tolist()
+    timed, duration_s = np.flatnonzero(kinds == TIMED).tolist(), np.zeros(count)
     duration_s[timed] = list(map(attrgetter("duration_s"), map(operations.__getitem__, timed)))
     computing = [place for place in timed if type(operations[place]) is Computing]
     kept = np.array(list(map(attrgetter("holds", "gives"), map(operations.__getitem__, computing))))
     holds, gives = kept.reshape(-1, 2).T
     memory_operations = (holds != 0.0) | (gives != 0.0)
     numbers = {COMPUTE: 0}  # by stream
-    stream, counts = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
-    stream[single] = list(map(numbers.setdefault, streams, range(1, len(ones) + 1)))
-    after = list(map(attrgetter("after"), ones))
-    counts[single] = list(map(len, after))
+    stream = np.array(list(map(numbers.setdefault, streams, range(1, count + 1))), dtype=np.int64)
+    after = list(map(attrgetter("after"), operations))
+    counts = np.array(list(map(len, after)), dtype=np.int64)
     explicit = np.fromiter(chain.from_iterable(after), np.int64)
     earlier, later = _dependency_pairs(stream, counts, explicit)
     return PatternColumns(
@@ -202,18 +194,10 @@ def _dependency_columns(
     return missing, following, next_many, later.astype(np.int32)
 
 
-def _distinct_pairs(
-    earlier: NDArray[np.int64], later: NDArray[np.int64], count: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the distinct pairs, ordered by the earlier operation."""
-    pairs = np.unique(earlier * count + later)
-    return pairs // max(1, count), pairs % max(1, count)
-
-
 def _dependency_pairs(
     stream: NDArray[np.int64], counts: NDArray[np.int64], explicit: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the distinct pairs (earlier, later) in which the later operation depends on the earlier one.
+    """Return the distinct pairs (earlier, later) in which the later operation depends on the earlier one, in order.
 
     Uses the rules of `dependency_tracker.waits`.
 
@@ -222,17 +206,12 @@ def _dependency_pairs(
         counts: Number of explicit dependencies of each operation.
         explicit: Those dependencies.
     """
-    count, (before, behind) = len(stream), _stream_pairs(stream)
-    earlier = np.concatenate([explicit, before])
-    later = np.concatenate([np.repeat(np.arange(count), counts), behind])
-    return _distinct_pairs(earlier, later, count)
-
-
-def _stream_pairs(stream: NDArray[np.int64]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Return all pairs of consecutive operations of a stream."""
-    in_turn = np.argsort(stream, kind="stable")
+    count, in_turn = len(stream), np.argsort(stream, kind="stable")
     same = stream[in_turn[1:]] == stream[in_turn[:-1]]
-    return in_turn[:-1][same], in_turn[1:][same]
+    earlier = np.concatenate([explicit, in_turn[:-1][same]])
+    later = np.concatenate([np.repeat(np.arange(count), counts), in_turn[1:][same]])
+    pairs = np.unique(earlier * count + later)
+    return pairs // max(1, count), pairs % max(1, count)
 
 
 def _plan_columns(plan: JobPlan) -> PlanColumns | None:

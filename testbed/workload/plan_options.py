@@ -14,7 +14,6 @@ from testbed.spec.scale import UNSCALED, Scale
 from testbed.workload.intra_node import IntraNodeModel
 from testbed.workload.local_sgd import OuterSchedule
 from testbed.workload.parallelism import CONTEXT, EXPERT, TENSOR
-from testbed.workload.plan_patterns import Relocation
 from testbed.workload.sequence_parallel import BlockWise
 
 
@@ -91,16 +90,6 @@ class Options:
 
 
 _KEY_FIELDS = [own.name for own in fields(Options) if own.name not in ("send_tokens", "within")]
-
-
-def relocation_of(groups: Mapping[str, Group], pipeline: Sequence[int]) -> Relocation:
-    """Return the relocation of a pattern to a rank with these groups and this pipeline."""
-    return Relocation(tuple(own.number for own in groups.values()), tuple(pipeline))
-
-
-def localize_groups(groups: Mapping[str, Group]) -> dict[str, Group]:
-    """Return a rank's groups as a pattern has them: numbered by position."""
-    return {name: Group(place, own.members) for place, (name, own) in enumerate(groups.items())}
 
 
 def symmetry_key(rank: int, groups: Mapping[str, Group], options: Options) -> Hashable | None:

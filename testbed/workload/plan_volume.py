@@ -137,9 +137,7 @@ def _member_load(
         return PlanLoad(size - 1, sum(map(sum, operation.sent_rows())) * itemsize / size)
     known = collective_of(operation.collective)
     size_bytes = known.part(operation.numel, size) * itemsize
-    algorithm = operation.algorithm
-    if algorithm == AUTO:
-        algorithm = tuning.choose(operation.collective, size_bytes, buildings)
+    algorithm = resolve_algorithm(operation, buildings, itemsize, tuning)
     pieces = pieces_for(known, algorithm, round(size_bytes / size_scale), size)
     plan = plan_of(known, algorithm, PlanRequest(size // 2, buildings, 0, pieces))
     steps = [step for stages in plan.channels for stage in stages for strand in stage for step in strand]

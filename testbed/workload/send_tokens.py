@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from testbed.workload.operations import GroupCollective, Message, Operation, Pause, RankPlan, replace_fields
 from testbed.workload.parallelism import PIPELINE
+from testbed.workload.plan import Pattern, Relocation, relocate
 from testbed.workload.plan_options import SendToken
-from testbed.workload.plan_patterns import Pattern, Relocation, relocate
 
 TOKEN = "send_token"  # kind of the messages that pass a token
 

@@ -13,10 +13,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import groupby
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
+from testbed.workload.layer_compute import ComputePlanner
 from testbed.workload.parallelism import TENSOR, ParallelismError
-from testbed.workload.plan import GATHERED, REDUCED, Block, Operation
+from testbed.workload.plan import GATHERED, REDUCED, Block
 from testbed.workload.schedules import Kind
 
 RING, TREE = "ring", "tree"
@@ -68,14 +69,7 @@ def gather_exchanges(algorithm: str, nodes: tuple[int, ...]) -> tuple[Exchange, 
         ParallelismError: A tree over nodes with different numbers of members.
     """
     orders, sends = _ring(len(nodes), 1) if algorithm == RING else _tree(nodes)
-    return tuple(
-        Exchange(
-            order,
-            tuple(Hop(send.target, send.block, send.block) for send in sends if send.source == own),
-            tuple(Hop(send.source, send.block, send.block) for send in sends if send.target == own),
-        )
-        for own, order in enumerate(orders)
-    )
+    return _exchanges(orders, sends, [send.block for send in sends])
 
 
 @cache
@@ -89,16 +83,24 @@ def reduce_exchanges(algorithm: str, nodes: tuple[int, ...]) -> tuple[Exchange, 
     orders = [tuple(reversed(order)) for order in orders]
     sends = [_Send(target, source, block) for source, target, block in sends]
     sends.sort(key=lambda send: orders[send.source].index(send.block))
-    incoming = [[send for send in sends if send.target == own] for own in range(len(nodes))]
+    arrived: Counter[int] = Counter()
+    slots = []
+    for send in sends:
+        slots.append(arrived[send.target])
+        arrived[send.target] += 1
+    return _exchanges(orders, sends, slots)
+
+
+def _exchanges(
+    orders: Sequence[tuple[int, ...]], sends: Sequence[_Send], slots: Sequence[int]
+) -> tuple[Exchange, ...]:
+    """Return every member's part, given the slot of each send in the receiver's window."""
+    placed = list(zip(sends, slots, strict=True))
     return tuple(
         Exchange(
             order,
-            tuple(
-                Hop(send.target, send.block, incoming[send.target].index(send))
-                for send in sends
-                if send.source == own
-            ),
-            tuple(Hop(send.source, send.block, slot) for slot, send in enumerate(incoming[own])),
+            tuple(Hop(send.target, send.block, slot) for send, slot in placed if send.source == own),
+            tuple(Hop(send.source, send.block, slot) for send, slot in placed if send.target == own),
         )
         for own, order in enumerate(orders)
     )
@@ -162,20 +164,6 @@ class BlockWise:
         return (1 + self.half_rows * blocks / rows) / (1 + self.half_rows / rows) if rows else 1.0
 
 
-class Planner(Protocol):
-    """A rank's plan under construction; see `layers.LayerPlanner`."""
-
-    rank: int
-    gate: list[int]
-    computed: list[int]
-
-    def add(self, operation: Operation) -> int:
-        """Append an operation and return its index in the plan."""
-
-    def compute(self, name: str, kind: Kind, seconds: float) -> None:
-        """Compute for this many real seconds, once the gate is open."""
-
-
 class BlockPlanner:
     """Plans gathers and reductions in blocks for one rank.
 
@@ -183,7 +171,9 @@ class BlockPlanner:
         size: Members of the rank's tensor-parallel group.
     """
 
-    def __init__(self, planner: Planner, blocks: BlockWise, number: int, members: Sequence[int]) -> None:
+    def __init__(
+        self, planner: ComputePlanner, blocks: BlockWise, number: int, members: Sequence[int]
+    ) -> None:
         self.size = len(members)
         self._planner, self._blocks = planner, blocks
         self._number, self._members = number, members

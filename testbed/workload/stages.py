@@ -145,9 +145,9 @@ def layers_of(model: str | ModelSpec) -> tuple[tuple[Layer, ...], Layer, Layer]:
         else:
             (after if blocks else before).append(parameter)
     return (
-        tuple(_layer(blocks[number]) for number in sorted(blocks)),
-        _layer(before, False),
-        _layer(after, False),
+        tuple(layer_of(blocks[number]) for number in sorted(blocks)),
+        layer_of(before, False),
+        layer_of(after, False),
     )
 
 
@@ -157,7 +157,8 @@ def block_of(parameter: Parameter) -> int | None:
     return int(found[1]) if found else None
 
 
-def _layer(own: Sequence[Parameter], block: bool = True) -> Layer:
+def layer_of(own: Sequence[Parameter], block: bool = True) -> Layer:
+    """Return these parameters as a layer."""
     return Layer(
         sum(p.numel for p in own),
         sum(p.active for p in own if p.matmul),

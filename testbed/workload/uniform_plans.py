@@ -47,6 +47,14 @@ def plan_data_parallel(
 ) -> JobPlan:
     """Return the plan of a data-parallel training step of the workload's model, one replica per rank.
 
+    Forward, then backward bucket by bucket, each reduced as soon as it is full.
+
+    Computation takes 6 floating-point operations per token and active parameter, 2 forward and 4 backward, at
+    `workload.flops` (Kaplan et al. 2020, "Scaling Laws for Neural Language Models", section 2.1, arXiv:2001.08361).
+    Attention scores, which grow with the sequence, are left out there, and here unless `workload.attention_scores`
+    counts them: a block's in addition to its parameters. Backward time is divided among buckets by the matrix products
+    behind their gradients: gradients of embeddings and norms take next to no time.
+
     Args:
         workload: The workload.
         buildings: Building of each rank.
@@ -54,7 +62,28 @@ def plan_data_parallel(
         slowdowns: Factor by which a rank computes more slowly.
     """
     planner = _UniformPlanner(len(buildings))
-    _add_training(planner, workload, scale)
+    assert workload.model is not None
+    model = parameters(workload.model)
+    tokens = workload.sequence_length * workload.local_batch_size
+    scores, (blocks, *_) = scores_of(workload), layers_of(workload.model)
+    products = sum(parameter.active for parameter in model)
+    forward_s, backward_s = (
+        scale.emulated_s(2 * (passes * products + count * len(blocks)) * tokens / workload.flops)
+        for passes, count in zip((1, 2), scores, strict=True)
+    )
+    itemsize = np.dtype(workload.gradient_dtype).itemsize
+    buckets = gradient_buckets(model, itemsize, workload.bucket_cap_bytes, workload.first_bucket_cap_bytes)
+
+    def worked(parameter: Parameter) -> float:
+        number = block_of(parameter)
+        beside = 0.0 if number is None else scores.backward / 2 / blocks[number].active
+        return parameter.active * (1 + beside)
+
+    work = [sum(worked(p) for p in bucket.parameters if p.matmul) for bucket in buckets]
+    planner.compute("forward", forward_s)
+    for index, bucket in enumerate(buckets):
+        planner.compute(f"backward {index}", backward_s * work[index] / sum(work))
+        planner.collective(bucket.name, max(1, round(scale.emulated_bytes(bucket.numel))))
     ranks = [_slow_down(planner.operations, slowdowns.get(rank, 1.0)) for rank in range(len(buildings))]
     return planner.plan(buildings, ranks)
 
@@ -77,7 +106,15 @@ def plan_collectives(workload: WorkloadSpec, buildings: Sequence[int], scale: Sc
         scale: As with `plan_data_parallel`.
     """
     planner = _UniformPlanner(len(buildings))
-    _add_collectives(planner, workload, scale)
+    if workload.compute_s:
+        planner.compute("forward", scale.emulated_s(workload.compute_s))
+    for spec in workload.collectives or ():
+        collective = collective_of(spec.collective)
+        size = _numel(workload, scale, spec.size_bytes, collective.parts(planner.ranks))
+        algorithm = spec.algorithm
+        if collective.uneven and algorithm == AUTO:
+            algorithm = collective.automatic(spec.size_bytes, ())
+        planner.collective(spec.collective, size, spec.collective, algorithm, spec.dscp)
     ranks = [planner.operations] * len(buildings)
     if workload.exchange is not None:
         planner.dscps[_EXCHANGE] = workload.exchange.dscp
@@ -175,51 +212,6 @@ class _UniformPlanner:
 def _numel(workload: WorkloadSpec, scale: Scale, size_bytes: int, parts: int = 1) -> int:
     itemsize = np.dtype(workload.gradient_dtype).itemsize
     return max(1, round(scale.emulated_bytes(size_bytes) / itemsize / parts)) * parts
-
-
-def _add_collectives(planner: _UniformPlanner, workload: WorkloadSpec, scale: Scale) -> None:
-    if workload.compute_s:
-        planner.compute("forward", scale.emulated_s(workload.compute_s))
-    for spec in workload.collectives or ():
-        collective = collective_of(spec.collective)
-        size = _numel(workload, scale, spec.size_bytes, collective.parts(planner.ranks))
-        algorithm = spec.algorithm
-        if collective.uneven and algorithm == AUTO:
-            algorithm = collective.automatic(spec.size_bytes, ())
-        planner.collective(spec.collective, size, spec.collective, algorithm, spec.dscp)
-
-
-def _add_training(planner: _UniformPlanner, workload: WorkloadSpec, scale: Scale) -> None:
-    """Add data-parallel training: forward, then backward bucket by bucket, each reduced as soon as it is full.
-
-    Computation takes 6 floating-point operations per token and active parameter, 2 forward and 4 backward, at
-    `workload.flops` (Kaplan et al. 2020, "Scaling Laws for Neural Language Models", section 2.1, arXiv:2001.08361).
-    Attention scores, which grow with the sequence, are left out there, and here unless `workload.attention_scores`
-    counts them: a block's in addition to its parameters. Backward time is divided among buckets by the matrix products
-    behind their gradients: gradients of embeddings and norms take next to no time.
-    """
-    assert workload.model is not None
-    model = parameters(workload.model)
-    tokens = workload.sequence_length * workload.local_batch_size
-    scores, (blocks, *_) = scores_of(workload), layers_of(workload.model)
-    products = sum(parameter.active for parameter in model)
-    forward_s, backward_s = (
-        scale.emulated_s(2 * (passes * products + count * len(blocks)) * tokens / workload.flops)
-        for passes, count in zip((1, 2), scores, strict=True)
-    )
-    itemsize = np.dtype(workload.gradient_dtype).itemsize
-    buckets = gradient_buckets(model, itemsize, workload.bucket_cap_bytes, workload.first_bucket_cap_bytes)
-
-    def worked(parameter: Parameter) -> float:
-        number = block_of(parameter)
-        beside = 0.0 if number is None else scores.backward / 2 / blocks[number].active
-        return parameter.active * (1 + beside)
-
-    work = [sum(worked(p) for p in bucket.parameters if p.matmul) for bucket in buckets]
-    planner.compute("forward", forward_s)
-    for index, bucket in enumerate(buckets):
-        planner.compute(f"backward {index}", backward_s * work[index] / sum(work))
-        planner.collective(bucket.name, max(1, round(scale.emulated_bytes(bucket.numel))))
 
 
 def _exchange_operations(

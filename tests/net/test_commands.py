@@ -13,7 +13,7 @@ from testbed.net.links.ingress import (
     add_ingress_delays,
     netem_change_command,
 )
-from testbed.net.links.interfaces import netem_delay_and_loss, netem_seed, read_qdiscs
+from testbed.net.links.interfaces import NetemOptions, read_qdiscs
 from testbed.net.links.namespace_state import OFFLOADS, ROOT, State
 from testbed.net.links.namespace_state import NamespaceState as Kernel
 from testbed.net.links.netlink import LINK, MESSAGE_STRUCTS, QDISC, Netlink
@@ -127,7 +127,9 @@ def test_netem_gets_every_ill_as_by_tc_and_a_seed_besides(ills: str) -> None:
         by_programs(Setup(tc=[command]), theirs.pid)
         assert held(ours) == held(theirs)
         with network_namespace(ours.pid), Netlink() as netlink:
-            (seed,) = {netem_seed(one.options) for one in read_qdiscs(netlink) if one.kind == "netem"}
+            (seed,) = {
+                NetemOptions.parse(one.options).seed for one in read_qdiscs(netlink) if one.kind == "netem"
+            }
         assert seed in (77, None)  # None: before Linux 6.6
 
 
@@ -155,7 +157,7 @@ def held_delays(place: Namespace) -> list[float]:
     """Of all netems there, seconds."""
     with network_namespace(place.pid), Netlink() as netlink:
         return sorted(
-            netem_delay_and_loss(one.options)[0] for one in read_qdiscs(netlink) if one.kind == "netem"
+            NetemOptions.parse(one.options).delay_s for one in read_qdiscs(netlink) if one.kind == "netem"
         )
 
 

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from testbed.cli.experiments import sweep
-from testbed.cli.experiments.run import Listener
 from testbed.measure.execution.identity import worker_identity
 from testbed.measure.execution.progress import Progress
 from testbed.measure.results.sweep_result import Sweep
@@ -96,7 +95,7 @@ def swept(folder: Path, engine: Any, told: Any = lambda *_: None) -> Sweep:
     request = sweep.SweepRequest(
         BARE, (), parse_axes(["topology.wan.0.delay=1ms..40ms:log:8"]), folder, engine=engine
     )
-    listener = Listener(Progress(lambda line: None, lambda done, total: None))
+    listener = Progress()
     return sweep.sweep(sweep.plan_sweep(request), told, listener)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from testbed.net.fabric.fingerprint import EVERYTHING, Fingerprint
-from testbed.net.fabric.verify import NamespaceSettings
+from testbed.net.fabric.namespace_setup import NamespaceSettings
 from testbed.net.links.netns import run_script
 from tests.net.namespaces import namespaces
 

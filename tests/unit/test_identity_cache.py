@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import pytest
 
-from testbed.caches import IdentityCache
+from testbed.caches import IdentityCache, SizedCache
 from testbed.net.controller import PolicyChoice
 from testbed.prediction.calibration import VIRTUAL, find_calibration
 from testbed.prediction.routes import route_network
@@ -70,3 +70,14 @@ def test_what_a_change_does_not_touch_stays_what_it_is() -> None:
     assert changed.topology is scenario.topology
     assert changed.topology.resolve(Scale()) is scenario.topology.resolve(Scale())
     assert Scenario.model_validate(changed.to_data()) == changed
+
+
+def test_a_sized_cache_drops_what_was_used_longest_ago() -> None:
+    cache: SizedCache[str] = SizedCache(5, len)
+    assert cache.of("a", lambda: "aa") + cache.of("b", lambda: "bb") == "aabb"
+    assert cache.of("a", lambda: "new") == "aa"
+    cache.of("c", lambda: "cc")
+    assert cache.of("a", lambda: "new") == "aa"
+    assert cache.of("b", lambda: "new") == "new"
+    assert cache.of("large", lambda: "larger than all") == "larger than all"
+    assert cache.of("large", lambda: "") == "larger than all"

@@ -16,7 +16,7 @@ from typing import Any
 from testbed.measure.execution.event_player import EventPlayer
 from testbed.measure.execution.job_run import JobRun
 from testbed.measure.execution.progress import Progress
-from testbed.measure.execution.run import LocalBackend, execute
+from testbed.measure.execution.run import LocalBackend, PreparedRun, Request
 from testbed.measure.execution.shard_run import ShardRun
 from testbed.measure.fidelity.capacity import NetworkBackend
 from testbed.measure.results.shards import Shard, ShardRecord
@@ -157,7 +157,8 @@ def main() -> None:
     progress = Progress(phase=lambda line: print(line, flush=True), step=lambda done, total: None)
     machine = SabotagedMachine(NetworkBackend("netem", "system"))
     machine.names = names
-    result = execute(load_scenario(file), machine, Scale(), folder / "run", progress)
+    request = Request(load_scenario(file), folder / "run")
+    result = PreparedRun(request, Scale(), machine).execute(progress)
     (variant,) = result.variants
     told = {
         "results": machine.planter.results,

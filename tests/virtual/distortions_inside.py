@@ -25,7 +25,7 @@ from testbed.errors import TestbedError
 from testbed.measure.execution.event_player import EventPlayer
 from testbed.measure.execution.job_run import JobRun
 from testbed.measure.execution.progress import Progress
-from testbed.measure.execution.run import LocalBackend, execute
+from testbed.measure.execution.run import LocalBackend, PreparedRun, Request
 from testbed.measure.execution.shard_run import ShardRun
 from testbed.measure.fidelity.capacity import NetworkBackend
 from testbed.measure.results.shards import Shard, ShardRecord
@@ -221,7 +221,8 @@ def run_distorted(name: str, file: Path, folder: Path) -> dict[str, Any]:
     said: list[str] = []
     progress = Progress(phase=said.append, step=lambda done, total: None)
     try:
-        (variant,) = execute(scenario, machine, scale, folder, progress).variants
+        run = PreparedRun(Request(scenario, folder), scale, machine)
+        (variant,) = run.execute(progress).variants
     except (TestbedError, OSError, ValueError) as error:
         return {"status": "failed", "failed": {"the run": str(error)[:300]}, "steps_s": []}
     failed = {entry.name: entry.sentence for entry in variant.verdict.failed}

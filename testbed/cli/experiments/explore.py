@@ -20,8 +20,9 @@ from testbed.cli.experiments.confirmation import (
     indistinguishable_from_best,
     model_errors_of,
 )
-from testbed.cli.experiments.run import Listener, run_or_reopen
+from testbed.cli.experiments.run import run_or_reopen
 from testbed.jsonl_log import JsonlLog
+from testbed.measure.execution.progress import Progress
 from testbed.measure.execution.run import check_here
 from testbed.measure.results.result import Result
 from testbed.measure.results.run_directory import chown_to_sudo_user, make_folder
@@ -122,7 +123,7 @@ def explore(
 
 
 def confirm(
-    explored: Explored, clock: str, jobs: int | None, listener: Listener, engine: Executor | None = None
+    explored: Explored, clock: str, jobs: int | None, listener: Progress, engine: Executor | None = None
 ) -> Confirmed:
     """Select among the best configurations on the network, then run these and the baselines, unless done before.
 

@@ -1,11 +1,11 @@
-"""A run with its report: check, execute, repeat if allowed and necessary, write, hand over to the user."""
+"""Runs with their reports, repeated where necessary; predictions; calibration of the step model."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from testbed.comm.transport.rdma.devices import import_pyverbs
 from testbed.measure.execution.identity import worker_identity
 from testbed.measure.execution.network_setup import choose_virtual_scale
 from testbed.measure.execution.progress import Progress
-from testbed.measure.execution.run import PreparedRun, Request, prepare
+from testbed.measure.execution.run import Request, prepare
 from testbed.measure.results.manifest import Manifest
 from testbed.measure.results.result import Result, Variant
 from testbed.measure.results.run_directory import chown_to_sudo_user, default_path, make_folder
@@ -39,16 +39,8 @@ from testbed.spec.scenario import Scenario, load_scenario
 from testbed.workload.job.errors import RunError
 
 
-@dataclass(frozen=True)
-class Listener:
-    """Receives progress. `begins` is called before each attempt, with the failed invariants of the previous one."""
-
-    progress: Progress
-    begins: Callable[[PreparedRun, Sequence[str]], None] = lambda prepared, reasons: None
-
-
 def run(
-    request: Request, listener: Listener, *, strict: bool = False, most_dilation: float | None = None
+    request: Request, listener: Progress, *, strict: bool = False, most_dilation: float | None = None
 ) -> Result:
     """Check, build, measure, validate, and write the folder and its report. The results may be untrusted.
 
@@ -66,14 +58,14 @@ def run(
         raise option_error("--retry-dilated", "--clock virtual", "--clock real")
     prepared = prepare(request)
     listener.begins(prepared, ())
-    result = prepared.execute(listener.progress)
+    result = prepared.execute(listener)
     while (
         result.status == "untrusted" and most_dilation and prepared.scale.time_dilation * 2 <= most_dilation
     ):
         prepared = prepared.slower()
         listener.begins(prepared, failed_invariants(result))
         shutil.rmtree(request.output)
-        result = prepared.execute(listener.progress)
+        result = prepared.execute(listener)
     if not (strict and result.status == "untrusted"):
         write_report(request.output)
     chown_to_sudo_user(request.output)
@@ -91,7 +83,7 @@ def run_or_reopen(
     folder: Path,
     clock: str,
     jobs: int | None,
-    listener: Listener,
+    listener: Progress,
     engine: Executor | None = None,
 ) -> Result:
     """Write a scenario into `file` and run it into `folder`, or open the run that is there.
@@ -112,7 +104,7 @@ def run_or_reopen(
 
 
 def reproduce(
-    folder: Path, output: Path | None, jobs: int | None, listener: Listener
+    folder: Path, output: Path | None, jobs: int | None, listener: Progress
 ) -> tuple[Comparison, Path]:
     """Repeat a run with its clock and scale. Return the comparison and the new run's folder.
 
@@ -208,7 +200,7 @@ class Calibrated:
 
 
 def calibrate(
-    clock: str, folder: Path, jobs: int | None, keep: Path | None, listener: Listener
+    clock: str, folder: Path, jobs: int | None, keep: Path | None, listener: Progress
 ) -> Calibrated:
     """Run the probes in a new folder, fit the model, and store the result.
 

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from testbed.cli.experiments.confirmation import points_to_confirm
-from testbed.cli.experiments.run import Listener, predict, run_or_reopen
+from testbed.cli.experiments.run import predict, run_or_reopen
 from testbed.errors import TestbedError
 from testbed.jsonl_log import JsonlLog
+from testbed.measure.execution.progress import Progress
 from testbed.measure.execution.run import check_here
 from testbed.measure.results.committed_work import committed_work
 from testbed.measure.results.result import Result, Variant
@@ -131,7 +132,7 @@ def _wrap_lists(axis: Axis, data: Mapping[str, Any]) -> Axis:
     return replace(axis, values=tuple(one if isinstance(one, list) else [one] for one in axis.values))
 
 
-def sweep(planned: SweepPlan, progress: PointProgress, listener: Listener) -> Sweep:
+def sweep(planned: SweepPlan, progress: PointProgress, listener: Progress) -> Sweep:
     """Predict all points, measure the requested ones, and write the folder, even after an error.
 
     Finished points are not repeated.
@@ -168,7 +169,7 @@ def sweep(planned: SweepPlan, progress: PointProgress, listener: Listener) -> Sw
 
 
 def _measured_points(
-    planned: SweepPlan, found: Sweep, asked: Sequence[GridPoint], progress: PointProgress, listener: Listener
+    planned: SweepPlan, found: Sweep, asked: Sequence[GridPoint], progress: PointProgress, listener: Progress
 ) -> Iterator[tuple[GridPoint, Result, Path]]:
     """Run or reopen the requested points, as many at once as the executor can; yield each when it is done."""
     request = planned.request

@@ -9,11 +9,11 @@ from testbed.comm.collectives.algorithm_selection import (
     wan_bytes,
 )
 from testbed.comm.collectives.arrays import DTYPES, OPERATIONS, Array, Reduction, dtype_named
-from testbed.comm.collectives.async_work import CollectiveTimeout, Work
 from testbed.comm.collectives.communicator import Communicator
 from testbed.comm.collectives.failure_scopes import Revoked
 from testbed.comm.collectives.group import P2POp
 from testbed.comm.collectives.plan import Plan, Round, Transfer, even, in_channels, reverse, runs_of, then
+from testbed.comm.collectives.progress_engine import CollectiveTimeout, Work
 from testbed.comm.collectives.registry import (
     ALL_GATHER,
     ALL_REDUCE,

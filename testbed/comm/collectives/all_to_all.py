@@ -14,10 +14,9 @@ import numpy as np
 from testbed.comm.collectives.algorithms import all_to_all_v
 from testbed.comm.collectives.algorithms.all_to_all import relays_blocks
 from testbed.comm.collectives.arrays import Array, PairBlocks, check_array, padded, shares, split_bounds
-from testbed.comm.collectives.async_work import Work
 from testbed.comm.collectives.group import OperationInfo
 from testbed.comm.collectives.plan_executor import execute_plan
-from testbed.comm.collectives.progress_engine import Position, Steps
+from testbed.comm.collectives.progress_engine import Position, Steps, Work
 from testbed.comm.collectives.registry import (
     ALL_TO_ALL,
     ALL_TO_ALL_V,

@@ -17,10 +17,9 @@ from testbed.comm.collectives.arrays import (
     finish,
     require_array,
 )
-from testbed.comm.collectives.async_work import CollectiveTimeout, Work
 from testbed.comm.collectives.failure_scopes import Vote
 from testbed.comm.collectives.group import COMMUNICATORS, WORLD, RankGroup
-from testbed.comm.collectives.progress_engine import Engine
+from testbed.comm.collectives.progress_engine import CollectiveTimeout, Engine, Work
 from testbed.comm.collectives.registry import AUTO, Algorithm, Collective, collective_of
 from testbed.comm.flight_recorder import Recorder
 from testbed.comm.transport import BEST_EFFORT, TrafficClass, Transport

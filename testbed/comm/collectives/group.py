@@ -18,10 +18,9 @@ from testbed.comm.collectives.arrays import (
     operation_named,
     reduction_name,
 )
-from testbed.comm.collectives.async_work import Work
 from testbed.comm.collectives.plan import Plan
 from testbed.comm.collectives.plan_executor import Group, execute_plan
-from testbed.comm.collectives.progress_engine import Engine, Position, Steps
+from testbed.comm.collectives.progress_engine import Engine, Position, Steps, Work
 from testbed.comm.collectives.registry import (
     AUTO,
     Algorithm,
@@ -30,7 +29,7 @@ from testbed.comm.collectives.registry import (
     algorithm_of,
     collective_of,
 )
-from testbed.comm.flight_recorder import Record, Recorder
+from testbed.comm.flight_recorder import Record
 from testbed.comm.transport import TrafficClass, TransportError
 
 LARGEST_TAG = 2**32 - 1
@@ -270,14 +269,10 @@ class RankGroup:
     ) -> Work:
         self._sequence += 1
         tag = self._number << COMMUNICATOR_BIT | (self._sequence & _SEQUENCE_MASK) << _STRAND_BITS
-        position = Position()
         title = f"{name} #{self._sequence}"
-        record = self._begin_record(name, self._sequence, about)
-        position.record = record
-        work = self._work(title, steps(tag, position), timeout_s, about.array, position, result, record)
-        if not async_op:
-            work.wait()
-        return work
+        position = Position(self._engine.record(self._number, self._sequence, name, *about))
+        work = self._work(title, steps(tag, position), timeout_s, about.array, position, result)
+        return work.begin(async_op)
 
     def _message(
         self,
@@ -290,19 +285,14 @@ class RankGroup:
     ) -> Work:
         self._check_rank("peer", peer)
         wire_tag = self._message_tag(tag)
-        record = self._begin_record(kind, 0, OperationInfo(array), self.ranks[peer], tag)
+        record = self._engine.record(self._number, 0, kind, array, peer=self.ranks[peer], tag=tag)
 
         def steps() -> Steps:
             begin = self._group.send if kind == "isend" else self._group.receive
             request = begin(peer, wire_tag, as_bytes(array), record)
             yield (request,)
 
-        return self._work(title, steps(), timeout_s, array, record=record)
-
-    def _begin_record(
-        self, name: str, sequence: int, about: OperationInfo, peer: int = -1, tag: int = 0
-    ) -> Record | None:
-        return begin_record(self._engine.recorder, self._number, sequence, name, about, peer, tag)
+        return self._work(title, steps(), timeout_s, array, Position(record)).begin()
 
     def _work(
         self,
@@ -310,15 +300,14 @@ class RankGroup:
         steps: Steps,
         timeout_s: float | None,
         array: Array | None,
-        position: Position | None = None,
+        position: Position,
         result: object = None,
-        record: Record | None = None,
     ) -> Work:
-        name = f"{name} of {self.name}" if self.name else name
+        record = position.record
         if self.control_delay is not None or self._engine.costs is not None or record is not None:
             steps = self._controlled(steps, array, record)
-        task = self._engine.start(name, steps, position, self._scope, record)
-        return Work(self._engine, task, self.timeout_s if timeout_s is None else timeout_s, result)
+        timeout_s = self.timeout_s if timeout_s is None else timeout_s
+        return Work(self._engine, name, self.name, steps, position, timeout_s, self._scope, result)
 
     def _controlled(self, steps: Steps, array: Array | None, record: Record | None) -> Steps:
         """Run an operation after its control part: kernel launch, buffer registration, handshake with peers."""
@@ -342,31 +331,3 @@ class OperationInfo(NamedTuple):
     array: Array | None = None
     algorithm: str = ""
     op: str = ""
-
-
-def begin_record(
-    recorder: Recorder | None,
-    group: int,
-    sequence: int,
-    name: str,
-    about: OperationInfo,
-    peer: int = -1,
-    tag: int = 0,
-) -> Record | None:
-    """Record the start of an operation, see `Recorder.begin`; None without a recorder or without room."""
-    if recorder is None:
-        return None
-    array, algorithm, op = about
-    dtype, size_bytes = (array.dtype.name, array.nbytes) if array is not None else ("", 0)
-    return recorder.begin(
-        group,
-        sequence,
-        name,
-        time.monotonic(),
-        size_bytes=size_bytes,
-        algorithm=algorithm,
-        dtype=dtype,
-        op=op,
-        peer=peer,
-        tag=tag,
-    )

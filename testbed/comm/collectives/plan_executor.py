@@ -70,7 +70,7 @@ def execute_plan(group: Group, plan: Plan, data: Data, tag: int, position: Posit
     else:
         tasks = []
         for stages in plan.channels:
-            tasks.append(group.engine.start("", _channel(group, stages, data, tag, position, sends)))
+            tasks.append(group.engine.start(_channel(group, stages, data, tag, position, sends)))
             tag += sum(map(len, stages))
         yield tuple(tasks)
     yield tuple([request for request in sends if not request.done])
@@ -85,7 +85,7 @@ def _channel(
         else:
             start = group.engine.start
             yield tuple(
-                start("", _strand(group, strand, data, tag + number, position, sends))
+                start(_strand(group, strand, data, tag + number, position, sends))
                 for number, strand in enumerate(stage)
                 if strand
             )

@@ -10,10 +10,11 @@ from __future__ import annotations
 import heapq
 import time
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from typing import Any, Protocol
 
+from testbed.comm.collectives.arrays import Array
 from testbed.comm.collectives.failure_scopes import Scope, Scopes
 from testbed.comm.flight_recorder import COMPLETED, FAILED, Record, Recorder
 from testbed.comm.transport import Aborted, OperationCosts, PeerLost, Request, Transport, TransportError
@@ -44,11 +45,11 @@ class Position:
 
     __slots__ = ("phase", "record", "round", "rounds")
 
-    def __init__(self) -> None:
+    def __init__(self, record: Record | None = None) -> None:
         self.phase = ""
         self.round = 0
         self.rounds = 0
-        self.record: Record | None = None
+        self.record = record
 
     def __str__(self) -> str:
         return f"{self.phase}, round {self.round} of {self.rounds}" if self.rounds else self.phase
@@ -73,42 +74,11 @@ class Event:
 
 
 class Task:
-    """One running generator. `start_s`, `end_s`: CLOCK_MONOTONIC; `end_s` is NaN until it is done."""
+    """One running generator."""
 
-    __slots__ = (
-        "_engine",
-        "_missing",
-        "_steps",
-        "_waiting",
-        "done",
-        "end_s",
-        "error",
-        "name",
-        "on_done",
-        "position",
-        "record",
-        "scope",
-        "start_s",
-    )
+    __slots__ = ("_engine", "_missing", "_steps", "_waiting", "done", "error", "on_done")
 
-    def __init__(
-        self,
-        engine: Engine,
-        name: str,
-        steps: Steps,
-        position: Position | None,
-        scope: Scope | None = None,
-        record: Record | None = None,
-    ) -> None:
-        self.name = name
-        self.scope = scope
-        self.record = record
-        self.position = position
-        # a subtask has no name and is not timed
-        self.start_s = float("nan")
-        if name:
-            self.start_s = time.monotonic() if record is None else record.scheduled_s
-        self.end_s = float("nan")
+    def __init__(self, engine: Engine, steps: Steps) -> None:
         self.done = False
         self.error: TransportError | None = None
         self.on_done: Callable[[Any], None] | None = None
@@ -178,27 +148,146 @@ class Task:
 
     def _finish(self, error: TransportError | None) -> None:
         self.done = True  # first, because failures that follow from this one re-enter here
-        if self.name:
-            self.end_s = time.monotonic()
-            self._engine.ended += 1
-            if error is not None and not error.during:  # otherwise it is another operation's error
-                where = str(self.position or "")
-                error = error.during_operation(f"{self.name} ({where})" if where else self.name)
         self.error = error
-        if self.record is not None:
-            self.record.ended(COMPLETED if error is None else FAILED, self.end_s, str(error or ""))
         waiting, self._waiting = self._waiting, ()
         if error is not None:
             for item in waiting:
                 if isinstance(item, Task):
                     item.cancel(error)
         self._steps.close()
+        if self.on_done is not None:
+            self.on_done(self)
+
+
+class CollectiveTimeout(TransportError, TimeoutError):
+    """A collective did not finish in time; names the operation, this rank, and the peers that it waits for.
+
+    phase: how far it was, such as "reduce-scatter, round 2 of 7". Ranks are those of the transport.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        rank: int,
+        sends_to: Sequence[int],
+        receives_from: Sequence[int],
+        timeout_s: float,
+        phase: str = "",
+    ) -> None:
+        self.name, self.rank, self.timeout_s, self.phase = name, rank, timeout_s, phase
+        self.sends_to, self.receives_from = tuple(sends_to), tuple(receives_from)
+        waits = [
+            f"to {verb} rank {', '.join(map(str, peers))}"
+            for verb, peers in (("receive from", self.receives_from), ("send to", self.sends_to))
+            if peers
+        ]
+        where = f" ({phase})" if phase else ""
+        super().__init__(
+            f"{name}{where} on rank {rank}: not done within {timeout_s:g} s; waits {' and '.join(waits)}"
+        )
+
+
+class Work(Task):
+    """One operation in flight.
+
+    name: the operation and its sequence number, such as "all_reduce #12".
+    start_s, end_s: CLOCK_MONOTONIC on this rank; `end_s` is NaN until it is done.
+    """
+
+    __slots__ = ("_result", "_timeout_s", "end_s", "name", "position", "scope", "start_s")
+
+    def __init__(
+        self,
+        engine: Engine,
+        name: str,
+        group: str,
+        steps: Steps,
+        position: Position,
+        timeout_s: float,
+        scope: Scope | None = None,
+        result: Any = None,
+    ) -> None:
+        super().__init__(engine, steps)
+        self.name = f"{name} of {group}" if group else name
+        self.position = position
+        self.scope = scope
+        self.start_s = time.monotonic() if position.record is None else position.record.scheduled_s
+        self.end_s = float("nan")
+        self._timeout_s = timeout_s
+        self._result = result
+
+    def begin(self, async_op: bool = True) -> Work:
+        """Run as far as possible, or to the end unless `async_op`. Does not run if its scope has failed."""
+        scope = self.scope
+        if scope is not None and scope.failure is not None:
+            self.cancel(scope.failure)
+        else:
+            if scope is not None:
+                scope.tasks.add(self)
+            self.resume()
+        if not async_op:
+            self.wait()
+        return self
+
+    @property
+    def result(self) -> Any:
+        """Values that the operation returns besides its arrays; see the operation. None until it is done."""
+        return self._result if self.done else None
+
+    def is_completed(self) -> bool:
+        """Return whether it has ended, successfully or not."""
+        return self.done
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Return when it is done; after an error the contents of the arrays are undefined.
+
+        Args:
+            timeout_s: Seconds from now; None: the operation's own timeout, from its start.
+
+        Raises:
+            CollectiveTimeout: If it is not done in time; it can be waited for again.
+            TransportError: PeerLost or Revoked as soon as this or another operation of its communicator has failed,
+                Aborted once this rank has given up.
+        """
+        engine = self._engine
+        if timeout_s is None:
+            deadline_s, timeout_s = self.start_s + self._timeout_s, self._timeout_s
+        else:
+            deadline_s = time.monotonic() + timeout_s
+        if not self.done:
+            engine.progress(0.0)
+        while not self.done:
+            engine.check(self.scope)
+            left_s = deadline_s - engine.transport.now_s
+            if left_s <= 0:
+                raise self.timed_out(timeout_s)
+            engine.progress(left_s)
+        if self.error is not None:
+            raise self.error
+
+    def timed_out(self, timeout_s: float) -> CollectiveTimeout:
+        """Return the timeout error, with the peers that it waits for."""
+        pending = self.pending()
+        sends_to = sorted({request.peer for request in pending if request.kind == "send"})
+        receives_from = sorted({request.peer for request in pending if request.kind == "recv"})
+        rank = self._engine.transport.rank
+        phase = str(self.position)
+        return CollectiveTimeout(self.name, rank, sends_to, receives_from, timeout_s, phase)
+
+    def _finish(self, error: TransportError | None) -> None:
+        self.done = True
+        self.end_s = time.monotonic()
+        self._engine.ended += 1
+        if error is not None and not error.during:  # otherwise it is another operation's error
+            where = str(self.position)
+            error = error.during_operation(f"{self.name} ({where})" if where else self.name)
+        if self.position.record is not None:
+            self.position.record.ended(COMPLETED if error is None else FAILED, self.end_s, str(error or ""))
+        super()._finish(error)
         if self.scope is not None:
             self.scope.tasks.discard(self)
             if error is not None:
                 self._engine.fail(self.scope, error)
-        if self.on_done is not None:
-            self.on_done(self)
 
 
 class Engine:
@@ -225,26 +314,30 @@ class Engine:
         self._timer_count = 0
         self._posted: deque[Event] = deque()
 
-    def start(
-        self,
-        name: str,
-        steps: Steps,
-        position: Position | None = None,
-        scope: Scope | None = None,
-        record: Record | None = None,
-    ) -> Task:
-        """Start a task; it has run as far as possible when this returns.
-
-        A subtask has no name and no scope. A task whose scope has failed does not run.
-        """
-        task = Task(self, name, steps, position, scope, record)
-        if scope is not None:
-            if scope.failure is not None:
-                task.cancel(scope.failure)
-                return task
-            scope.tasks.add(task)
+    def start(self, steps: Steps) -> Task:
+        """Start a task; it has run as far as possible when this returns."""
+        task = Task(self, steps)
         task.resume()
         return task
+
+    def record(
+        self,
+        group: int,
+        sequence: int,
+        name: str,
+        array: Array | None = None,
+        algorithm: str = "",
+        op: str = "",
+        *,
+        peer: int = -1,
+        tag: int = 0,
+    ) -> Record | None:
+        """Record the start of an operation, see `Recorder.begin`; None without a recorder or without room."""
+        if self.recorder is None:
+            return None
+        dtype, size_bytes = ("", 0) if array is None else (array.dtype.name, array.nbytes)
+        now_s = time.monotonic()
+        return self.recorder.begin(group, sequence, name, now_s, size_bytes, algorithm, dtype, op, peer, tag)
 
     def timer(self, time_s: float) -> Event:
         """Return an event that is set at this time of CLOCK_MONOTONIC."""

@@ -299,18 +299,6 @@ SMALL_BYTES = 64 * 1024
 Ranks = Callable[[int, int, int], Sequence[int]]
 
 
-def _one(size: int) -> int:
-    return 1
-
-
-def _each(size: int) -> int:
-    return size
-
-
-def _pairs(size: int) -> int:
-    return size * size
-
-
 def _all(rank: int, size: int, root: int) -> Sequence[int]:
     return range(size)
 
@@ -323,44 +311,35 @@ def _whole(rank: int, size: int, root: int) -> Sequence[int]:
     return (0,)
 
 
-def _from_own(rank: int, size: int, root: int) -> Sequence[int]:
-    return range(rank * size, (rank + 1) * size)
-
-
-def _for_own(rank: int, size: int, root: int) -> Sequence[int]:
-    return range(rank, size * size, size)
-
-
-def _left(rank: int, size: int, root: int) -> Sequence[int]:
-    return ((rank - 1) % size,)
-
-
 def _at_root(blocks: Ranks) -> Ranks:
     return lambda rank, size, root: blocks(rank, size, root) if rank == root else ()
-
-
-def _once(ranks: int) -> float:
-    return 1.0
-
-
-def _twice(ranks: int) -> float:
-    return 2 * (ranks - 1) / ranks
 
 
 def _register(collective: Collective) -> Collective:
     return COLLECTIVES.register(collective.name)(collective)
 
 
-ALL_REDUCE = _register(Collective("all_reduce", _one, _whole, _whole, True, _twice))
-ALL_GATHER = _register(Collective("all_gather", _each, _own, _all))
-REDUCE_SCATTER = _register(Collective("reduce_scatter", _each, _all, _own, True, mirror=ALL_GATHER))
-ALL_TO_ALL = _register(Collective("all_to_all", _pairs, _from_own, _for_own))
-ALL_TO_ALL_V = _register(Collective("all_to_all_v", _pairs, _from_own, _for_own, uneven=True))
-BROADCAST = _register(Collective("broadcast", _one, _at_root(_whole), _whole, False, _once))
-REDUCE = _register(Collective("reduce", _one, _whole, _at_root(_whole), True, _once, BROADCAST))
-SCATTER = _register(Collective("scatter", _each, _at_root(_all), _own))
-GATHER = _register(Collective("gather", _each, _own, _at_root(_all), mirror=SCATTER))
-SENDRECV = _register(Collective("sendrecv", _each, _own, _left, False, _once))
+ALL_REDUCE = _register(Collective("all_reduce", lambda n: 1, _whole, _whole, True, lambda n: 2 * (n - 1) / n))
+ALL_GATHER = _register(Collective("all_gather", lambda n: n, _own, _all))
+REDUCE_SCATTER = _register(Collective("reduce_scatter", lambda n: n, _all, _own, True, mirror=ALL_GATHER))
+ALL_TO_ALL = _register(
+    Collective(
+        "all_to_all",
+        lambda n: n * n,
+        lambda rank, n, root: range(rank * n, (rank + 1) * n),
+        lambda rank, n, root: range(rank, n * n, n),
+    )
+)
+ALL_TO_ALL_V = _register(replace(ALL_TO_ALL, name="all_to_all_v", uneven=True, _rules=[]))
+BROADCAST = _register(Collective("broadcast", lambda n: 1, _at_root(_whole), _whole, False, lambda n: 1.0))
+REDUCE = _register(
+    Collective("reduce", lambda n: 1, _whole, _at_root(_whole), True, lambda n: 1.0, BROADCAST)
+)
+SCATTER = _register(Collective("scatter", lambda n: n, _at_root(_all), _own))
+GATHER = _register(Collective("gather", lambda n: n, _own, _at_root(_all), mirror=SCATTER))
+SENDRECV = _register(
+    Collective("sendrecv", lambda n: n, _own, lambda rank, n, root: ((rank - 1) % n,), False, lambda n: 1.0)
+)
 
 
 def small(size_bytes: int, groups: Sequence[int]) -> bool:

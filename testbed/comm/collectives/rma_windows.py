@@ -10,10 +10,9 @@ from __future__ import annotations
 import numpy as np
 
 from testbed.comm.collectives.arrays import NOTHING, Array, as_bytes, check_array
-from testbed.comm.collectives.async_work import Work
 from testbed.comm.collectives.group import OperationInfo, RankGroup
 from testbed.comm.collectives.plan_executor import Group
-from testbed.comm.collectives.progress_engine import Position, Steps
+from testbed.comm.collectives.progress_engine import Position, Steps, Work
 from testbed.comm.transport import TransportError
 from testbed.comm.transport.onesided import (
     FENCE,
@@ -162,7 +161,9 @@ class Window:
     ) -> Work:
         """Start an operation without a control part, because registration and exchange happened with the window."""
         members, group, engine = self._members, self._group, self._members.engine
-        record = members._begin_record(kind, 0, OperationInfo(array), members.ranks[peer], number)
+        target = members.ranks[peer]
+        record = engine.record(members._number, 0, kind, array, peer=target, tag=number)
+        timeout_s = members.timeout_s if timeout_s is None else timeout_s
 
         def steps() -> Steps:
             begin = group.receive if kind == "wait_signal" else group.send
@@ -172,12 +173,8 @@ class Window:
 
         if record is not None:
             record.started(record.scheduled_s)
-        title = f"{title} of {members.name}" if members.name else title
-        task = engine.start(title, steps(), None, members._scope, record)
-        work = Work(engine, task, members.timeout_s if timeout_s is None else timeout_s)
-        if not async_op:
-            work.wait()
-        return work
+        position = Position(record)
+        return Work(engine, title, members.name, steps(), position, timeout_s, members._scope).begin(async_op)
 
     def _known(self, rank: int, name: str = "dst") -> tuple[int, int]:
         """Return a member's window: its number at the owner, and its elements."""

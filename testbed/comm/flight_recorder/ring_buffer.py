@@ -197,7 +197,6 @@ class Recorder:
         sequence: int,
         name: str,
         now_s: float,
-        *,
         size_bytes: int = 0,
         algorithm: str = "",
         dtype: str = "",

@@ -7,23 +7,24 @@ import time
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from testbed.comm.collectives import Array
 from testbed.comm.collectives.arrays import check_array, finish, operation_named
-from testbed.comm.collectives.async_work import Work
-from testbed.comm.collectives.group import COMMUNICATOR_BIT, OperationInfo, begin_record
-from testbed.comm.collectives.progress_engine import Engine, Event
+from testbed.comm.collectives.group import COMMUNICATOR_BIT
+from testbed.comm.collectives.progress_engine import Engine, Event, Position, Work
 from testbed.comm.collectives.test_patterns import count_wrong, fill
 from testbed.comm.flight_recorder import Record
 from testbed.comm.replicas.member import Client, Member, RankDismissed, Summed
 from testbed.comm.replicas.messages import CatchUp, CaughtUp, Operation, RanksLost, Stop, ToRank, View
 from testbed.comm.replicas.ring import AnyOf, RingPosition, RingSettings, Signal, ring_all_reduce
-from testbed.comm.replicas.state_transfer import Checkpoints, TransferSettings, transfer_state
+from testbed.comm.replicas.state_transfer import transfer_state
 from testbed.comm.transport import BEST_EFFORT, TrafficClass
 
 Waits = Generator[tuple[AnyOf | Event, ...], None, None]
 _POLL_S = 0.01
 _CATCH_UP_TAG = 1 << 61  # and the attempt's number
+_CHECKPOINT_TAG = 1 << 60  # and the numbers of epoch and step
 _EPOCH_BIT, _STEP_BIT, _SEQUENCE_BIT = 32, 20, 1
 
 
@@ -64,6 +65,8 @@ class Session:
 
     replicas: the ranks of each, in the order of their inner coordinates.
     connection: this rank's connection to the coordinator.
+    checkpoint_bytes: bytes of checkpoints sent so far.
+    checkpoints: steps whose checkpoints this rank has received completely.
     stops: for each loss, when it was announced and when work resumed (CLOCK_MONOTONIC).
     """
 
@@ -92,13 +95,14 @@ class Session:
         self._pending: dict[Operation, PendingReduction] = {}
         self._stopped_s: float | None = None
         self._event = Event()
-        self._transfer = TransferSettings(
-            engine.transport, self.settings.ring, self.settings.traffic, self.signal
+        self._transfer = partial(
+            transfer_state, engine.transport, self.settings.ring, self.settings.traffic, self.signal
         )
-        self.checkpoints = Checkpoints(engine, self._transfer)
+        self.checkpoint_bytes = 0
+        self.checkpoints: list[int] = []
         self.client = Client(connection, self.settings.heartbeat_s, lambda: engine.post(self._event))
         self._send_outbox()
-        engine.start("", self._listen())
+        engine.start(self._listen())
 
     @property
     def members(self) -> tuple[int, ...]:
@@ -230,13 +234,13 @@ class Session:
             for rank, incarnation in message.lost:
                 self.engine.scopes.peer_returned(rank, incarnation)
         elif isinstance(message, CatchUp):
-            self.engine.start("", self._move_state(message))
+            self.engine.start(self._move_state(message))
         if self.member.dismissed is not None:
             self.engine.abort(self.member.dismissed.reason)
         self._send_outbox()
         self.signal.notify_all()
         for operation in sorted(repeated):
-            self.engine.start("", self._until_summed(operation, self._pending[operation]))
+            self.engine.start(self._until_summed(operation, self._pending[operation]))
 
     def _send_outbox(self) -> None:
         while self._sent < len(self.member.outbox):
@@ -244,16 +248,35 @@ class Session:
             self._sent += 1
 
     def _checkpoint(self, view: View) -> None:
-        """If the committed step is due for a checkpoint, send this rank's state to its peer in the next replica."""
+        """If the committed step is due for a checkpoint, send this rank's state to its peer in the next replica.
+
+        Nothing waits for it: it goes on in the background of steps, and is abandoned when a member is lost. The same
+        step may be checkpointed again in another epoch.
+        """
         own, members = self.settings, view.members
-        if own.checkpoint_bytes and view.step and not view.step % own.checkpoint_every and len(members) > 1:
-            place = members.index(self.replica)
-            to, source = (self.replicas[members[(place + by) % len(members)]][self.place] for by in (1, -1))
+        if not own.checkpoint_bytes or not view.step or view.step % own.checkpoint_every or len(members) < 2:
+            return
+        place = members.index(self.replica)
+        to, source = (self.replicas[members[(place + by) % len(members)]][self.place] for by in (1, -1))
+        tag = _CHECKPOINT_TAG | (view.epoch & 0xFFFF) << 32 | view.step
 
-            def wanted() -> bool:
-                return self.member.dismissed is None and self.member.epoch == view.epoch
+        def wanted() -> bool:
+            return self.member.dismissed is None and self.member.epoch == view.epoch
 
-            self.checkpoints.begin(view.epoch, view.step, own.checkpoint_bytes, to, source, wanted)
+        def sent(array: Array) -> None:
+            self.checkpoint_bytes += array.nbytes
+
+        def send() -> Waits:
+            yield from self._transfer(
+                to, tag, own.checkpoint_bytes, wanted, sent, lambda array: array.fill(0)
+            )
+
+        def receive() -> Waits:
+            if (yield from self._transfer(source, tag, own.checkpoint_bytes, wanted)):
+                self.checkpoints.append(view.step)
+
+        self.engine.start(send())
+        self.engine.start(receive())
 
     # ---- state for returning replicas
 
@@ -272,8 +295,7 @@ class Session:
                 self.caught_up_bytes += array.nbytes
                 self.caught_up_wrong += count_wrong(array, 1, message.attempt)
 
-        whole = yield from transfer_state(
-            self._transfer,
+        whole = yield from self._transfer(
             peer,
             _CATCH_UP_TAG | message.attempt,
             self.settings.state_bytes,
@@ -317,10 +339,9 @@ class ReplicaGroup:
         self.rank, self.size = ranks.index(session.engine.transport.rank), len(ranks)
         self.index = session.groups
         session.groups += 1
-        self._recorder = session.engine.recorder
         self._recorded = 0
-        if self._recorder is not None:
-            self._recorder.group(number, name, ranks)
+        if session.engine.recorder is not None:
+            session.engine.recorder.group(number, name, ranks)
 
     def all_reduce(
         self,
@@ -341,19 +362,20 @@ class ReplicaGroup:
         flat = array.reshape(-1)
         operation = self.session.next_operation(self.index)
         pending = PendingReduction(self.ranks, self.number, self.traffic, op, flat.copy(), flat)
-        name = f"all_reduce #{operation[1]} of {self.name}" if self.name else f"all_reduce #{operation[1]}"
-        engine = self.session.engine
-        task = engine.start(name, self.session.begin(operation, pending), record=self._record(flat, op))
-        work = Work(engine, task, self.timeout_s if timeout_s is None else timeout_s, operation)
-        if not async_op:
-            work.wait()
-        return work
+        return Work(
+            self.session.engine,
+            f"all_reduce #{operation[1]}",
+            self.name,
+            self.session.begin(operation, pending),
+            Position(self._record(flat, op)),
+            self.timeout_s if timeout_s is None else timeout_s,
+            result=operation,
+        ).begin(async_op)
 
     def _record(self, array: Array, op: str) -> Record | None:
         """Start a flight-recorder record, numbered through all steps; messages of attempts are not recorded."""
         self._recorded += 1
-        about = OperationInfo(array, FTAR, op)
-        record = begin_record(self._recorder, self.number, self._recorded, "all_reduce", about)
+        record = self.session.engine.record(self.number, self._recorded, "all_reduce", array, FTAR, op)
         if record is not None:
             record.started(record.scheduled_s)
         return record

@@ -1,6 +1,6 @@
 """Connection setup of a mesh: lower ranks listen, higher ranks dial and retry until a deadline.
 
-`Handshake` is the first exchange on a new connection, until both ends know that the other is a rank of this job.
+A handshake is the first exchange on a new connection, until both ends know that the other is a rank of this job.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import select
 import socket
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from testbed.comm.transport.base import TransportError, TransportTimeout
 from testbed.comm.transport.event_loop import EventLoop, ignore_events
@@ -28,6 +29,30 @@ _IP_BIND_ADDRESS_NO_PORT = 24  # of linux/in.h
 
 StreamKey = tuple[int, ConnectionKey]
 """A peer and the key of one connection with it."""
+
+
+@dataclass
+class _Handshake:
+    """A socket that has not yet proven to belong to a rank of this job.
+
+    Attributes:
+        sock: The socket, non-blocking.
+        deadline_s: When it is closed.
+        dialled: The connection that this rank dialled; None for an accepted one.
+        hello_sent: Whether this rank has sent its hello.
+        received: What has come of the peer's.
+    """
+
+    sock: socket.socket
+    deadline_s: float
+    dialled: StreamKey | None = None
+    hello_sent: bool = False
+    received: bytes = b""
+
+    @property
+    def events(self) -> int:
+        """The epoll events to wait for."""
+        return select.EPOLLIN if self.dialled is None or self.hello_sent else select.EPOLLOUT
 
 
 class Connector:
@@ -63,7 +88,7 @@ class Connector:
         self._deadlines_s: dict[StreamKey, float] = {}  # of connections that this rank dials
         self._attempts: dict[StreamKey, tuple[float, str]] = {}  # when to try again, and why
         self._pauses_s: dict[StreamKey, float] = {}  # backoff
-        self._handshakes: dict[int, tuple[Handshake, float]] = {}  # by file descriptor, with deadline
+        self._handshakes: dict[int, _Handshake] = {}  # by file descriptor
         self._due_s = 0.0  # when the first of these is due
         self._listener: socket.socket | None = None
 
@@ -74,7 +99,7 @@ class Connector:
 
     def close(self) -> None:
         """Close the listener and all sockets that are still in their handshake."""
-        for handshake, _ in self._handshakes.values():
+        for handshake in self._handshakes.values():
             handshake.sock.close()
         if self._listener is not None:
             self._listener.close()
@@ -88,8 +113,8 @@ class Connector:
 
     def forget(self, peer: int) -> None:
         """Stop dialling a peer, and close connections with it that are being set up."""
-        for handshake, _ in list(self._handshakes.values()):
-            if handshake.peer == peer:
+        for handshake in list(self._handshakes.values()):
+            if handshake.dialled is not None and handshake.dialled[0] == peer:
                 self._fail_handshake(handshake, "given up")
         for by_key in (self._deadlines_s, self._attempts, self._pauses_s):
             for stream_key in [stream_key for stream_key in by_key if stream_key[0] == peer]:
@@ -140,16 +165,16 @@ class Connector:
                     self._dial(stream_key)
                 if stream_key in self._attempts:
                     due_s = min(due_s, self._attempts[stream_key][0])
-        for handshake, deadline_s in list(self._handshakes.values()):
-            if now_s >= deadline_s:
+        for handshake in list(self._handshakes.values()):
+            if now_s >= handshake.deadline_s:
                 self._fail_handshake(handshake, f"no hello within {_HELLO_TIMEOUT_S:g} s")
             else:
-                due_s = min(due_s, deadline_s)
+                due_s = min(due_s, handshake.deadline_s)
         return min(due_s, self._due_s)  # dialling may have failed at once and be due again
 
     def _time_out(self, stream_key: StreamKey) -> None:
-        for handshake, _ in list(self._handshakes.values()):
-            if (handshake.peer, handshake.key) == stream_key:
+        for handshake in list(self._handshakes.values()):
+            if handshake.dialled == stream_key:
                 self._fail_handshake(handshake, "connected, but no hello came back")
         del self._deadlines_s[stream_key]
         _, reason = self._attempts.pop(stream_key)
@@ -162,7 +187,7 @@ class Connector:
     def _dial(self, stream_key: StreamKey) -> None:
         peer, key = stream_key
         sock = self._sockets.make()
-        handshake = self._handshake(sock, peer, key)
+        handshake = _Handshake(sock, self._deadlines_s[stream_key], stream_key)
         try:
             self._settings.settings_of(self._rank, *stream_key).apply(sock, key.traffic)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -176,7 +201,8 @@ class Connector:
         except OSError as error:
             self._fail_handshake(handshake, str(error.strerror))
             return
-        self._begin_handshake(handshake, self._deadlines_s[stream_key])
+        del self._attempts[stream_key]
+        self._begin_handshake(handshake)
 
     def _on_accept(self, mask: int) -> None:
         """Accept one connection. epoll is level-triggered: it reports further ones again."""
@@ -190,42 +216,36 @@ class Connector:
             self.refused += 1
             sock.close()
             return
-        handshake = self._handshake(sock, None, None)
+        handshake = _Handshake(sock, time.monotonic() + _HELLO_TIMEOUT_S)
         try:
             self._sockets.apply(sock)
         except OSError as error:  # reset meanwhile
             self._fail_handshake(handshake, str(error))
             return
-        self._begin_handshake(handshake, time.monotonic() + _HELLO_TIMEOUT_S)
+        self._begin_handshake(handshake)
 
-    def _handshake(self, sock: socket.socket, peer: int | None, key: ConnectionKey | None) -> Handshake:
-        settings = self._settings
-        return Handshake(sock, self._rank, self._size, settings.token, peer, key, settings.incarnation)
-
-    def _begin_handshake(self, handshake: Handshake, deadline_s: float) -> None:
-        self._handshakes[handshake.sock.fileno()] = (handshake, deadline_s)
-        self._due_s = min(self._due_s, deadline_s)
-        if handshake.peer is not None and handshake.key is not None:
-            self._attempts.pop((handshake.peer, handshake.key), None)
+    def _begin_handshake(self, handshake: _Handshake) -> None:
+        self._handshakes[handshake.sock.fileno()] = handshake
+        self._due_s = min(self._due_s, handshake.deadline_s)
         self._loop.watch(handshake.sock, handshake.events, lambda mask: self._on_handshake(handshake))
 
-    def _on_handshake(self, handshake: Handshake) -> None:
+    def _on_handshake(self, handshake: _Handshake) -> None:
         sock = handshake.sock
         try:
-            hello = handshake.on_event()
+            hello = self._advance_handshake(handshake)
             if hello is None:
                 self._loop.watch(sock, handshake.events, self._loop.handler_of(sock))
                 return
             peer, key = stream_key = hello.sender, hello.key
             self._on_hello(peer, hello.incarnation)
-            if handshake.peer is None:
+            if handshake.dialled is None:
                 if peer < self._rank:
                     raise ValueError(f"sender: got rank {peer}, expected a higher rank: lower ranks listen")
                 stream = self._stream_at(stream_key)
                 if stream.sock is not None or stream.lost is not None:
                     raise ValueError(f"sender: rank {peer} is connected already")
                 self._settings.settings_of(self._rank, *stream_key).apply(sock, key.traffic)
-                handshake.send_hello(peer, key)
+                self._send_hello(handshake, stream_key)
             stream = self._stream_at(stream_key)
         except (OSError, ValueError) as error:
             self._fail_handshake(handshake, getattr(error, "strerror", None) or str(error))
@@ -236,96 +256,58 @@ class Connector:
         priority = key.traffic.priority
         stream.attach(sock, lambda mask: self._loop.watch(sock, mask, stream.on_event, priority))
 
-    def _fail_handshake(self, handshake: Handshake, reason: str) -> None:
+    def _fail_handshake(self, handshake: _Handshake, reason: str) -> None:
         """Close the socket. Schedule another attempt if this rank dialled."""
         sock = handshake.sock
         self._handshakes.pop(sock.fileno(), None)
         self._loop.watch(sock, 0, ignore_events)
         sock.close()
-        if handshake.peer is None or handshake.key is None:
+        if handshake.dialled is None:
             self.refused += 1
         else:
-            stream_key = (handshake.peer, handshake.key)
+            stream_key = handshake.dialled
             pause_s = self._pauses_s.get(stream_key, _FIRST_RETRY_S)
             self._pauses_s[stream_key] = min(2 * pause_s, _LAST_RETRY_S)
             again_s = time.monotonic() + pause_s
             self._attempts[stream_key] = (again_s, reason)
             self._due_s = min(self._due_s, again_s)
 
+    def _advance_handshake(self, handshake: _Handshake) -> Hello | None:
+        """Continue a handshake; return the peer's hello, None until it is complete.
 
-class Handshake:
-    """A socket that has not yet proven to belong to a rank of this job.
-
-    Args:
-        sock: The socket, non-blocking.
-        rank: This rank.
-        size: The number of ranks.
-        token: The job's secret.
-        peer: The dialled rank; None for an accepted connection.
-        key: The connection that was dialled; None for an accepted connection.
-        incarnation: This rank's.
-    """
-
-    def __init__(
-        self,
-        sock: socket.socket,
-        rank: int,
-        size: int,
-        token: str,
-        peer: int | None,
-        key: ConnectionKey | None,
-        incarnation: int = 0,
-    ) -> None:
-        self.sock = sock
-        self.peer = peer
-        self.key = key
-        self._rank = rank
-        self._size = size
-        self._token = token
-        self._incarnation = incarnation
-        self._hello_sent = False
-        self._received = b""
-
-    @property
-    def events(self) -> int:
-        """The epoll events to wait for."""
-        return select.EPOLLIN if self.peer is None or self._hello_sent else select.EPOLLOUT
-
-    def on_event(self) -> Hello | None:
-        """Continue the handshake.
-
-        Returns:
-            The peer's hello, None until it is complete.
-
-        Raises:
-            OSError, ValueError: If the handshake fails, with the reason.
+        Raises OSError or ValueError, with the reason, if it fails.
         """
-        if self.peer is not None and self.key is not None and not self._hello_sent:
-            number = self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        sock = handshake.sock
+        if handshake.dialled is not None and not handshake.hello_sent:
+            number = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
             if number:
                 raise OSError(number, os.strerror(number))
-            self.send_hello(self.peer, self.key)
+            self._send_hello(handshake, handshake.dialled)
             return None
         try:
             # read no more than the hello: the rest belongs to the connection
-            data = self.sock.recv(HELLO_BYTES - len(self._received))
+            data = sock.recv(HELLO_BYTES - len(handshake.received))
         except BlockingIOError:
             return None
         if not data:
-            raise ValueError(f"it closed after {len(self._received)} of {HELLO_BYTES} bytes of its hello")
-        self._received += data
-        if len(self._received) < HELLO_BYTES:
+            got = len(handshake.received)
+            raise ValueError(f"it closed after {got} of {HELLO_BYTES} bytes of its hello")
+        handshake.received += data
+        if len(handshake.received) < HELLO_BYTES:
             return None
-        hello = read_hello(self._received, self._rank, self._size, self._token)
-        if self.peer is not None and (hello.sender, hello.key) != (self.peer, self.key):
-            got = f"rank {hello.sender}, {hello.key}"
-            raise ValueError(f"sender: got {got}, expected rank {self.peer}, {self.key}")
+        hello = read_hello(handshake.received, self._rank, self._size, self._settings.token)
+        if handshake.dialled is not None and (hello.sender, hello.key) != handshake.dialled:
+            peer, key = handshake.dialled
+            raise ValueError(f"sender: got rank {hello.sender}, {hello.key}, expected rank {peer}, {key}")
         return hello
 
-    def send_hello(self, peer: int, key: ConnectionKey) -> None:
+    def _send_hello(self, handshake: _Handshake, to: StreamKey) -> None:
         """Send the hello for this connection. Raises OSError, or ValueError if MPTCP fell back to TCP."""
-        if self.sock.proto == IPPROTO_MPTCP:
-            subflows(self.sock)
-        self._hello_sent = True
+        if handshake.sock.proto == IPPROTO_MPTCP:
+            subflows(handshake.sock)
+        handshake.hello_sent = True
+        settings = self._settings
         # the first bytes of a connection always fit the send buffer
-        self.sock.send(make_hello(self._rank, peer, self._size, self._token, key, self._incarnation))
+        handshake.sock.send(
+            make_hello(self._rank, to[0], self._size, settings.token, to[1], settings.incarnation)
+        )

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from testbed.comm.transport.base import TransportError
 from testbed.comm.transport.mesh import Mesh, Pair
+from testbed.comm.transport.onesided import PeerEnd
 from testbed.comm.transport.tcp import Connection
 from testbed.comm.transport.wire import GOODBYE_TAG, HEADER, NOTE_TAG, ConnectionKey
 
@@ -84,7 +85,7 @@ class ControlConnection(Connection, Generic[ControlledT]):
     def __init__(
         self, mesh: ControlledMesh[ControlledT], pair: ControlledT, peer: int, key: ConnectionKey
     ) -> None:
-        super().__init__(mesh.rank, peer, 0, mesh.counters[peer], mesh.exposed)
+        super().__init__(PeerEnd(mesh.rank, peer, mesh.counters[peer], mesh.exposed))
         self.pair, self.key = pair, key
         self._mesh = mesh
 

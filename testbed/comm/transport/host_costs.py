@@ -12,14 +12,13 @@ from __future__ import annotations
 import heapq
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
 
 from testbed.comm.transport.base import (
     BEST_EFFORT,
     CONTROL_TAG,
-    PeerCounters,
     PeerLost,
     Request,
     TrafficClass,
@@ -172,11 +171,6 @@ class CostedTransport(Wrapper):
         # actions by due time, then by order of request
         self._due: list[tuple[float, int, Callable[[], None]]] = []
         self._number = count()
-
-    @property
-    def counters(self) -> Mapping[int, PeerCounters]:
-        """See Transport."""
-        return self.inner.counters
 
     def isend(self, peer: int, tag: int, view: memoryview, traffic: TrafficClass = BEST_EFFORT) -> Request:
         """See Transport. The message leaves once its cost is spent."""

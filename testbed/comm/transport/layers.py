@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import struct
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from operator import add
 
 from testbed.comm.transport.base import (
     CONTROL_TAG,
@@ -48,6 +48,11 @@ class Wrapper:
         return self.inner.size
 
     @property
+    def counters(self) -> Mapping[int, PeerCounters]:
+        """See Transport."""
+        return self.inner.counters
+
+    @property
     def now_s(self) -> float:
         """See Transport."""
         return self.inner.now_s
@@ -69,9 +74,8 @@ class Layer(Wrapper):
         super().__init__(inner)
         self._deferred: deque[Callable[[], None]] = deque()
         self._note_errors: dict[PairKey, TransportError | None] = {}
-        self._notes_sent: dict[int, int] = dict.fromkeys(inner.counters, 0)
-        self._notes_received = dict(self._notes_sent)
-        self._copied = dict(self._notes_sent)
+        # by peer, what is added to the counters of the inner transport
+        self._corrections: defaultdict[int, PeerCounters] = defaultdict(PeerCounters)
 
     def on_note(self, pair: PairKey, tag: int, number: int) -> None:
         """Handle a note."""
@@ -89,20 +93,13 @@ class Layer(Wrapper):
     @property
     def counters(self) -> Mapping[int, PeerCounters]:
         """See Transport. Notes do not count as messages; their bytes count as headers."""
-        counters = {}
-        for peer, raw in self.inner.counters.items():
-            sent, received = self._notes_sent[peer], self._notes_received[peer]
-            counters[peer] = replace(
-                raw,
-                messages_sent=raw.messages_sent - sent,
-                bytes_sent=raw.bytes_sent - sent * _CONTROL.size,
-                header_bytes_sent=raw.header_bytes_sent + sent * _CONTROL.size,
-                messages_received=raw.messages_received - received,
-                bytes_received=raw.bytes_received - received * _CONTROL.size,
-                header_bytes_received=raw.header_bytes_received + received * _CONTROL.size,
-                bytes_copied=raw.bytes_copied + self._copied[peer],
+        none = PeerCounters()
+        return {
+            peer: PeerCounters(
+                *map(add, vars(raw).values(), vars(self._corrections.get(peer, none)).values())
             )
-        return counters
+            for peer, raw in self.inner.counters.items()
+        }
 
     def progress(self, timeout_s: float | None = 0.0) -> None:
         """See Transport."""
@@ -132,6 +129,19 @@ class Layer(Wrapper):
 
     # ---- for subclasses
 
+    def _reclassify_sent(self, peer: int, header_bytes: int) -> None:
+        """Count as header what the inner transport counts as bytes of a message, and not as a message."""
+        own = self._corrections[peer]
+        own.messages_sent -= 1
+        own.bytes_sent -= header_bytes
+        own.header_bytes_sent += header_bytes
+
+    def _reclassify_received(self, peer: int, header_bytes: int) -> None:
+        own = self._corrections[peer]
+        own.messages_received -= 1
+        own.bytes_received -= header_bytes
+        own.header_bytes_received += header_bytes
+
     def _check_address(self, peer: int, tag: int) -> None:
         if peer not in self.inner.counters or not 0 <= tag <= MAX_TAG:
             raise address_error(self.rank, self.size, peer, tag)
@@ -148,7 +158,7 @@ class Layer(Wrapper):
             self._deferred.popleft()()
 
     def _send_note(self, pair: PairKey, tag: int, number: int) -> None:
-        self._notes_sent[pair[0]] += 1
+        self._reclassify_sent(pair[0], _CONTROL.size)
         note = memoryview(_CONTROL.pack(tag, number))
         self.inner.isend(pair[0], CONTROL_TAG, note, pair[1])
 
@@ -167,7 +177,7 @@ class Layer(Wrapper):
                 self._note_errors[pair] = request.error
                 self.on_lost(pair, request.error)
                 return
-            self._notes_received[pair[0]] += 1
+            self._reclassify_received(pair[0], _CONTROL.size)
             self._post_note_receive(pair)
             self.on_note(pair, *_CONTROL.unpack(buffer))
 

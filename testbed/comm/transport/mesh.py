@@ -33,7 +33,7 @@ from testbed.comm.transport.base import (
 )
 from testbed.comm.transport.connector import Connector, StreamKey
 from testbed.comm.transport.event_loop import EventLoop, set_timer_slack
-from testbed.comm.transport.onesided import ExposedWindows, is_one_sided, is_put
+from testbed.comm.transport.onesided import ExposedWindows, PeerEnd, is_one_sided, is_put
 from testbed.comm.transport.socket_view import SocketView
 from testbed.comm.transport.sockets import MeshSettings
 from testbed.comm.transport.stream import Stream
@@ -74,8 +74,8 @@ class Mesh(SocketView, Generic[PairT]):
         rank: This rank.
         addresses: (IPv4 address, port) of every rank, in rank order.
         settings: Sockets and timeouts.
-        listener: A bound socket to listen on instead of this rank's address.
         eager: Connect to all peers at once.
+        listener: A bound socket to listen on instead of this rank's address.
 
     Raises:
         TransportError: If a setting does not take effect.
@@ -87,8 +87,9 @@ class Mesh(SocketView, Generic[PairT]):
         rank: int,
         addresses: Sequence[tuple[str, int]],
         settings: MeshSettings,
-        listener: socket.socket | None,
-        eager: bool,
+        *,
+        eager: bool = False,
+        listener: socket.socket | None = None,
     ) -> None:
         if not 0 <= rank < len(addresses):
             raise ValueError(
@@ -132,6 +133,9 @@ class Mesh(SocketView, Generic[PairT]):
         ValueError if there should be no such connection.
         """
         raise NotImplementedError
+
+    def _end(self, peer: int) -> PeerEnd:
+        return PeerEnd(self.rank, peer, self._counters[peer], self.exposed, self.settings.max_staged_bytes)
 
     def _keys(self, peer: int, traffic: TrafficClass = BEST_EFFORT) -> list[ConnectionKey]:
         """Return the connections of a pair."""

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
-from testbed.comm.transport.base import Request, Transport, TransportError, unwrap_transport
+from testbed.comm.transport.base import PeerCounters, Request, Transport, TransportError, unwrap_transport
 
 _ONE_SIDED = 1 << 63
 _WINDOW_BIT = 48
@@ -79,6 +79,24 @@ class ExposedWindows:
         if offset + length > len(view):
             return f"{put}, which has {len(view)} bytes"
         return Request("recv", peer, tag, view[offset : offset + length])
+
+
+class PeerEnd(NamedTuple):
+    """What a rank's end of the messages with one peer has, whatever carries them.
+
+    Attributes:
+        rank: This rank.
+        peer: The peer.
+        counters: The peer's counters.
+        exposed: Windows for puts.
+        max_staged_bytes: The limit for messages without a receive.
+    """
+
+    rank: int
+    peer: int
+    counters: PeerCounters
+    exposed: ExposedWindows
+    max_staged_bytes: int = 0
 
 
 @runtime_checkable

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections import deque
 from typing import Generic, TypeVar
 
-from testbed.comm.transport.base import PeerCounters, Request, TransportError
+from testbed.comm.transport.base import Request, TransportError
 from testbed.comm.transport.mailbox import Mailbox, Staged, wrong_length
-from testbed.comm.transport.onesided import ExposedWindows, is_one_sided, is_put
+from testbed.comm.transport.onesided import PeerEnd, is_one_sided, is_put
 
 MESSAGE_MASK = (1 << 32) - 1
 # how far a message may be ahead of the oldest one that has not begun: a sanity check, not flow control
@@ -39,15 +39,9 @@ class IncomingMessage(Staged):
 class Reassembler:
     """Incoming messages from one peer, of one class of traffic."""
 
-    def __init__(
-        self, rank: int, peer: int, max_staged_bytes: int, counters: PeerCounters, exposed: ExposedWindows
-    ) -> None:
-        self.rank = rank
-        self.peer = peer
-        self.counters = counters
-        self.exposed = exposed
+    def __init__(self, end: PeerEnd) -> None:
+        self.rank, self.peer, self.counters, self.exposed, self._max_staged_bytes = end
         self.lost: TransportError | None = None
-        self._max_staged_bytes = max_staged_bytes
         self._mailbox = Mailbox()
         self._messages: dict[int, IncomingMessage] = {}  # incomplete or not matched yet
         self._next_match = 0  # the oldest unmatched message

@@ -14,14 +14,13 @@ from typing import Protocol
 
 from testbed.comm.transport.base import (
     BEST_EFFORT,
-    PeerCounters,
     Request,
     TrafficClass,
     TransportError,
 )
 from testbed.comm.transport.channels import FAST, FRAME, LAST, Channel, OutgoingMessage, StripeSettings
 from testbed.comm.transport.mesh import Mesh
-from testbed.comm.transport.onesided import ExposedWindows
+from testbed.comm.transport.onesided import PeerEnd
 from testbed.comm.transport.reassembly import (
     MESSAGE_MASK,
     SEQUENCES,
@@ -34,19 +33,10 @@ from testbed.comm.transport.wire import ConnectionKey
 
 
 class StripedTransport(Mesh["StripedPair"]):
-    """One rank's striped pairs; see Transport for the messages.
+    """One rank's striped pairs; see Transport for the messages, Mesh for the other arguments and the errors.
 
     Args:
-        rank: This rank.
-        addresses: (IPv4 address, port) of every rank, in rank order.
-        settings: Sockets and timeouts.
         stripes: Returns the striping of messages to a peer, by distance for example. Both sides of a pair must agree.
-        eager: Connect to all peers at once.
-        listener: A bound socket to listen on instead of this rank's address.
-
-    Raises:
-        TransportError: If a setting does not take effect.
-        TransportTimeout: If `eager` is set and a peer does not appear.
     """
 
     def __init__(
@@ -61,7 +51,7 @@ class StripedTransport(Mesh["StripedPair"]):
     ) -> None:
         self._windows: dict[int, SharedWindow] = {}
         self._stripes = stripes or (lambda peer: StripeSettings())
-        super().__init__(rank, addresses, settings, listener, eager)
+        super().__init__(rank, addresses, settings, eager=eager, listener=listener)
 
     def _make_stream(self, peer: int, key: ConnectionKey) -> Channel:
         settings = self._stripes(peer)
@@ -71,9 +61,7 @@ class StripedTransport(Mesh["StripedPair"]):
             )
         pairs = self._pairs.setdefault(key.traffic, {})
         if peer not in pairs:
-            counters, staged = self._counters[peer], self.settings.max_staged_bytes
-            window = self._window_of(settings)
-            pairs[peer] = StripedPair(self.rank, peer, settings, staged, counters, self.exposed, window)
+            pairs[peer] = StripedPair(self._end(peer), settings, self._window_of(settings))
         pair = pairs[peer]
         channel = pair.channels[key.channel] = Channel(pair, key.channel)
         return channel
@@ -92,17 +80,8 @@ class StripedTransport(Mesh["StripedPair"]):
 class StripedPair(Reassembler):
     """All channels with one peer, for one class of traffic. Sends and receives are always accepted."""
 
-    def __init__(
-        self,
-        rank: int,
-        peer: int,
-        settings: StripeSettings,
-        max_staged_bytes: int,
-        counters: PeerCounters,
-        exposed: ExposedWindows,
-        window: SharedWindow | None = None,
-    ) -> None:
-        super().__init__(rank, peer, max_staged_bytes, counters, exposed)
+    def __init__(self, end: PeerEnd, settings: StripeSettings, window: SharedWindow | None = None) -> None:
+        super().__init__(end)
         self.settings = settings
         self._window = window  # shared with other pairs, besides the channels' own windows
         self.channels: dict[int, Channel] = {}

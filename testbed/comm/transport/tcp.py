@@ -6,53 +6,24 @@ messages, one after the other, straight into the buffers of their receives.
 
 from __future__ import annotations
 
-import socket
-from collections.abc import Sequence
-
 from testbed.comm.transport.base import (
-    PeerCounters,
     Request,
     TransportError,
 )
 from testbed.comm.transport.mailbox import Mailbox, Staged, wrong_length
 from testbed.comm.transport.mesh import Mesh
-from testbed.comm.transport.onesided import ExposedWindows, is_put
-from testbed.comm.transport.sockets import MeshSettings
+from testbed.comm.transport.onesided import PeerEnd, is_put
 from testbed.comm.transport.stream import Stream
 from testbed.comm.transport.wire import GOODBYE_TAG, HEADER, HEADER_BYTES, NOTE_TAG, ConnectionKey
 
 
 class TcpTransport(Mesh["Connection"]):
-    """One rank's TCP or MPTCP connections; see Transport for the messages.
-
-    Args:
-        rank: This rank.
-        addresses: (IPv4 address, port) of every rank, in rank order.
-        settings: Sockets and timeouts.
-        eager: Connect to all peers at once.
-        listener: A bound socket to listen on instead of this rank's address.
-
-    Raises:
-        TransportError: If a setting does not take effect.
-        TransportTimeout: If `eager` is set and a peer does not appear.
-    """
-
-    def __init__(
-        self,
-        rank: int,
-        addresses: Sequence[tuple[str, int]],
-        settings: MeshSettings,
-        *,
-        eager: bool = False,
-        listener: socket.socket | None = None,
-    ) -> None:
-        super().__init__(rank, addresses, settings, listener, eager)
+    """One rank's TCP or MPTCP connections; see Transport for the messages, Mesh for the arguments and errors."""
 
     def _make_stream(self, peer: int, key: ConnectionKey) -> Connection:
         if key.channel or key.channels:
             raise ValueError(f"channel: got {key.channel} of {key.channels}, expected none")
-        made = Connection(self.rank, peer, self.settings.max_staged_bytes, self._counters[peer], self.exposed)
-        self._pairs.setdefault(key.traffic, {})[peer] = made
+        made = self._pairs.setdefault(key.traffic, {})[peer] = Connection(self._end(peer))
         return made
 
 
@@ -65,13 +36,9 @@ class Connection(Stream):
     header_bytes = HEADER_BYTES
     can_say_goodbye = True  # its goodbye is sent behind all messages
 
-    def __init__(
-        self, rank: int, peer: int, max_staged_bytes: int, counters: PeerCounters, exposed: ExposedWindows
-    ) -> None:
-        super().__init__(rank, peer)
-        self.exposed = exposed
-        self.counters = counters
-        self._max_staged_bytes = max_staged_bytes
+    def __init__(self, end: PeerEnd) -> None:
+        super().__init__(end.rank, end.peer)
+        *_, self.counters, self.exposed, self._max_staged_bytes = end
         self._mailbox = Mailbox()
         self._into: Request | Staged | None = None  # the message being received
 

@@ -131,7 +131,7 @@ class _Kernel:
     """A device event; `correlation` identifies its launch."""
 
     begin_us: float
-    long_us: float
+    end_us: float
     correlation: Any
     communicates: bool
 
@@ -156,7 +156,7 @@ class _Events:
         given = event.get("args")
         arguments = given if isinstance(given, dict) else {}
         if kind in _DEVICE:
-            begin, long = self._us(number, event, "ts"), self._us(number, event, "dur")
+            begin, end = self._span(number, event)
             correlation = arguments.get("correlation")
             if correlation is None:
                 raise BadInput(
@@ -165,21 +165,23 @@ class _Events:
                     expected=f"the number by which a {kind} names its launch",
                 )
             self.devices.add(arguments.get("device", event.get("pid")))
-            self.kernels.append(_Kernel(begin, long, correlation, bool(_COMMUNICATION.search(name))))
+            self.kernels.append(_Kernel(begin, end, correlation, bool(_COMMUNICATION.search(name))))
         elif kind == "user_annotation" and name.startswith((_STEP, _OPTIMIZER)):
-            begin = self._us(number, event, "ts")
-            end = begin + self._us(number, event, "dur")
+            span = self._span(number, event)
             if name.startswith(_STEP):
-                self.steps.append((begin, end, thread))
+                self.steps.append((*span, thread))
             else:
-                self.optimizers[thread].append((begin, end))
+                self.optimizers[thread].append(span)
         elif kind == "cpu_op":
             self.on_cpu += 1
             if name.startswith(_BACKWARD):
-                begin = self._us(number, event, "ts")
-                self.backward[thread].append((begin, begin + self._us(number, event, "dur")))
+                self.backward[thread].append(self._span(number, event))
         elif "correlation" in arguments:
             self.launches[arguments["correlation"]] = self._us(number, event, "ts"), thread
+
+    def _span(self, number: int, event: Mapping[str, Any]) -> Span:
+        begin = self._us(number, event, "ts")
+        return begin, begin + self._us(number, event, "dur")
 
     def _us(self, number: int, event: Mapping[str, Any], key: str) -> float:
         found = event.get(key)
@@ -277,13 +279,11 @@ class _Step:
         busy: list[Span] = []
         over_us = -math.inf
         for kernel, kind in sorted(self.kernels, key=lambda one: one[0].begin_us):
-            end_us = kernel.begin_us + kernel.long_us
-            busy.append((kernel.begin_us, end_us))
-            if kernel.communicates:
-                continue
-            computing.append((kernel.begin_us, end_us))
-            seconds[kind] += max(0.0, end_us - max(over_us, kernel.begin_us)) / 1e6
-            over_us = max(over_us, end_us)
+            busy.append((kernel.begin_us, kernel.end_us))
+            if not kernel.communicates:
+                computing.append(busy[-1])
+                seconds[kind] += max(0.0, kernel.end_us - max(over_us, kernel.begin_us)) / 1e6
+                over_us = max(over_us, kernel.end_us)
         alone_us = _covered_us(busy) - _covered_us(computing)
         idle_us = max(0.0, self.end_us - self.begin_us - _covered_us(busy))
         return Profile(path, seconds, alone_us / 1e6, idle_us / 1e6, 1, rank)

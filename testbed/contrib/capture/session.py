@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from testbed.contrib.capture.rank_classes import (
     RankClass,
@@ -151,7 +151,11 @@ class _Capture:
             record = self.recorder.records[own.leader]
             for rank in own.members:
                 nodes = translate_nodes(record, own, rank)
-                problem = "its groups are ambiguous" if nodes is None else self._difference(nodes, rank)
+                problem, ran = None, self.recorder.records.get(rank)
+                if nodes is None:
+                    problem = "its groups are ambiguous"
+                elif ran is not None:  # compare with what its class predicts
+                    problem = find_difference(nodes, ran["nodes"])
                 if nodes is None or problem is not None:
                     self.notes.append(
                         f"rank {rank} differs from rank {own.leader}: {problem}; so every rank was run"
@@ -170,11 +174,6 @@ class _Capture:
                     found = class_of(records[rank], rank)
                     members = tuple(one for one in found.members if one not in known)
                     self.classes.append(RankClass(rank, members, found.pipelines))
-
-    def _difference(self, expected: list[dict[str, Any]], rank: int) -> str | None:
-        """Compare a rank that was run with what its class predicts; None if it matches or was not run."""
-        record = self.recorder.records.get(rank)
-        return None if record is None else find_difference(expected, record["nodes"])
 
     def _copy_objects(self, rank: int) -> None:
         """Give a rank the objects that its class's leader received from its peers."""
@@ -199,6 +198,9 @@ class _Recorder:
 
     def __init__(self, request: Request, folder: Path, process: subprocess.Popen[bytes]) -> None:
         self.request, self.folder, self.process = request, folder, process
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self.stdin, self.stdout = process.stdin, process.stdout
         self.records: dict[int, Record] = {}
         self.peak_bytes = 0
         self.ended: set[int] = set()
@@ -208,8 +210,7 @@ class _Recorder:
         missing = [rank for rank in ranks if rank not in self.records]
         self._write("".join(f"run {rank}\n" for rank in missing))
         while not set(missing) <= self.ended:
-            assert self.process.stdout is not None
-            line = self.process.stdout.readline().decode()
+            line = self.stdout.readline().decode()
             if not line:
                 raise CaptureError(f"the recorder ended: {self._errors()}")
             if line.startswith("over "):
@@ -223,10 +224,9 @@ class _Recorder:
         self._write(f"try {rank}\n")
 
     def _write(self, text: str) -> None:
-        assert self.process.stdin is not None
         try:
-            self.process.stdin.write(text.encode())
-            self.process.stdin.flush()
+            self.stdin.write(text.encode())
+            self.stdin.flush()
         except BrokenPipeError:
             raise CaptureError(f"the recorder ended: {self._errors()}") from None
 
@@ -288,18 +288,8 @@ def _recorder(request: Request, folder: Path) -> Iterator[_Recorder]:
             recorder._write("end\n")
             process.wait()
         finally:
-            _end(process)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    for pipe in (process.stdin, process.stdout):
-        if pipe is not None:
-            _close(pipe)
-    if process.poll() is None:
-        process.terminate()
-        process.wait()
-
-
-def _close(pipe: IO[bytes]) -> None:
-    with contextlib.suppress(BrokenPipeError):
-        pipe.close()
+            with contextlib.suppress(BrokenPipeError):
+                recorder.stdin.close()
+            recorder.stdout.close()
+            process.terminate()
+            process.wait()

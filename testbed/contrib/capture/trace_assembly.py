@@ -50,18 +50,12 @@ def estimate_computing(model: str, accelerator: Mapping[str, Any]) -> ComputeMod
     if model == UTILISATION:
         peaks, share = peaks_of(accelerator), accelerator["utilisation"]
 
-        def reached(rank: int, nodes: Nodes) -> list[float]:
-            return [
-                sum(
-                    count / (peaks.get(dtype, peaks["float32"]) * share)
-                    for dtype, count in node["flops"].items()
-                )
-                if "flops" in node
-                else 0.0
-                for node in nodes
-            ]
+        def seconds(flops: Mapping[str, float]) -> float:
+            rates = ((peaks.get(dtype, peaks["float32"]) * share, count) for dtype, count in flops.items())
+            total: float = sum(count / rate for rate, count in rates)
+            return total
 
-        return ComputeModel(reached)
+        return ComputeModel(lambda rank, nodes: [seconds(node.get("flops", {})) for node in nodes])
     path = Path(model)
     return read_computing_profile(path) if is_trace(path) else ComputeModel(read_computing_table(path))
 
@@ -162,32 +156,13 @@ def _message_kind(record: Record) -> str:
 
 
 def _node(node: Mapping[str, Any], record: Record, message_kind: str, duration_s: float) -> Node:
-    name, stream, after = node["name"], node["stream"], tuple(node["after"])
-    module, site = node["module"], node["site"]
+    """Return a recorded node, whose keys are the fields of the trace's class for its type."""
+    own = {key: value for key, value in node.items() if key not in ("type", "seconds")}
+    own["after"] = tuple(node["after"])
     if node["type"] == "compute":
-        flops = sum(node["flops"].values())
-        return Compute(
-            name, stream, after, module, site, duration_s, flops, node["touched_bytes"], node["kind"]
-        )
+        return Compute(**{**own, "duration_s": duration_s, "flops": sum(node["flops"].values())})
     if node["type"] == "message":
-        peer, numel, dtype, tag = node["peer"], node["numel"], node["dtype"], node["tag"]
-        return PointToPoint(
-            name, stream, after, module, site, peer, numel, dtype, tag, node["sends"], message_kind
-        )
-    group = node["group"]
-    family = record["families"][group]
-    kind = family if family != "group" else "collective"
-    return Collective(
-        name,
-        stream,
-        after,
-        module,
-        site,
-        group,
-        node["collective"],
-        node["numel"],
-        node["dtype"],
-        tuple(node.get("splits", ())),
-        node.get("root", 0),
-        kind,
-    )
+        return PointToPoint(**own, kind=message_kind)
+    family = record["families"][node["group"]]
+    own |= {"splits": tuple(node.get("splits", ())), "kind": family if family != "group" else "collective"}
+    return Collective(**own)

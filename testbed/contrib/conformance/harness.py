@@ -8,9 +8,7 @@ import unittest
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
-from testbed.comm.collectives import Array, Communicator, Work, dtype_named, fill
+from testbed.comm.collectives import Communicator, Work
 from testbed.comm.transport import MemoryNetwork, Request, Transport, wait_all
 from testbed.errors import TestbedError
 
@@ -63,13 +61,6 @@ def finish(communicators: Sequence[Communicator], works: Sequence[Work]) -> None
     for work in works:
         work.wait(0.0)
         assert work.end_s >= work.start_s
-
-
-def filled(numel: int, rank: int, dtype: str, op: str = "sum") -> Array:
-    """Return rank `rank`'s input; see `testbed.comm.collectives.fill`."""
-    array = np.empty(numel, dtype_named(dtype))
-    fill(array, rank, salt=numel, op=op)
-    return array
 
 
 def layouts(size: int) -> list[list[int]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import mmap
 import os
 from pathlib import Path
@@ -52,7 +53,7 @@ class _Process:
             return Recorder(mmap.mmap(file.fileno(), 0), self.rank)
 
 
-_processes: list[_Process] = []
+this_process = functools.cache(_Process)
 
 
 def register() -> None:
@@ -66,9 +67,7 @@ def register() -> None:
 
 def make_group(options: Any, backend_options: Any) -> Group:
     """Make a process group for torch.distributed. Raises BackendError or TransportError."""
-    if not _processes:
-        _processes.append(_Process())
-    process = _processes[0]
+    process = this_process()
     ranks = list(options.global_ranks_in_group)
     default = not ranks
     ranks = ranks or list(range(options.group_size))

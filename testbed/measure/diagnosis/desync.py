@@ -117,10 +117,10 @@ def _verdict(
         certainty=certainty,
         reason=reason,
         felt_by=len(meant) - len(culprits),
-        evidence=tuple(evidence),
+        evidence=evidence,
         look_at=(
             f"the {' and '.join(differing)} that {ranks_text(culprits)} passed to {graph.words(key)},"
-            " and the branch of the program that leads there",
+            " and the branch of the program that leads there"
         ),
     )
 
@@ -163,7 +163,7 @@ def _of_messages(graph: Graph, clock_error_s: float) -> Iterator[Verdict]:
                     f"rank {rank}: {graph.node_words(node)}: {entry.size_bytes} bytes",
                     f"rank {there[0]}: {graph.node_words(there)}: {theirs.size_bytes} bytes",
                 ),
-                look_at=("the size of this message at both ends",),
+                look_at="the size of this message at both ends",
             )
 
 

@@ -7,8 +7,8 @@ a link before a plane, a plane before a switch. One direction of a part is blame
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import combinations
 from statistics import median
 
@@ -20,8 +20,6 @@ from testbed.measure.diagnosis.verdicts import STUCK_IN_NETWORK, Verdict, ranks_
 from testbed.measure.diagnosis.wait_graph import (
     Impact,
     Waiting,
-    causes_of_kind,
-    merge_by_ranks,
     waiters_words,
 )
 
@@ -109,7 +107,9 @@ def explain(
         covered = {pair for own in chosen for pair in parts[own][0]}
         for own in chosen:
             covers, through = parts[own]
-            others = sorted((o for o in parts if o != own and parts[o][0] == covers), key=_order)
+            others = sorted(
+                (o for o in parts if o != own and parts[o][0] == covers), key=lambda part: part.order
+            )
             around = {part for part in others if _contains(crossed, part, own)}
             instead = tuple(part for part in others if part not in around)
             within = tuple(part for part in others if part in around)
@@ -127,10 +127,6 @@ def _contains(crossed: Crossed, large: Part, small: Part) -> bool:
         for components in paths
         if small.name in components
     )
-
-
-def _order(part: Part) -> tuple[bool, int, str, str]:
-    return part.order
 
 
 def parts_of(components: Sequence[str], directed: bool) -> set[Part]:
@@ -206,76 +202,75 @@ StuckPairs = Mapping[Pair, tuple[Impact, list[Key]]]
 
 def network_verdicts(
     graph: Graph, found: Waiting, paths: NetworkPaths, clock_error_s: float
-) -> list[Verdict]:
-    """Return a verdict for each part of the network that explains stuck pairs, and for each unexplained pair."""
-    unexplained = [
-        Verdict(
+) -> Iterator[Verdict]:
+    """Yield a verdict for each part of the network that explains stuck pairs, and for each unexplained pair."""
+    pairs: StuckPairs = {
+        (ranks[0], ranks[1]): own for ranks, own in found.by_ranks(wait_graph.NETWORK).items()
+    }
+    sent_s = {pair: _sent_s(graph, pair, keys) for pair, (_, keys) in pairs.items()}
+    stuck: StuckPairs = {
+        pair: own for pair, own in pairs.items() if not _under_way(graph, pair, own, sent_s[pair])
+    }
+    if stuck:
+        yield from _stuck_verdicts(graph, stuck, sent_s, crossed_parts(paths), clock_error_s)
+    for ranks, (felt, _) in found.by_ranks(wait_graph.UNEXPLAINED).items():
+        yield Verdict(
             STUCK_IN_NETWORK,
             ranks,
             since_s=felt.since_s,
             certainty=0.4,
             reason="all have joined; these dumps do not show which messages are missing",
             felt_by=len(felt.waiters),
-            evidence=tuple(waiters_words(graph, felt)),
-            look_at=(f"the network between {ranks_text(ranks)}",),
+            evidence=waiters_words(graph, felt),
+            look_at=f"the network between {ranks_text(ranks)}",
         )
-        for ranks, (felt, _) in merge_by_ranks(causes_of_kind(found, wait_graph.UNEXPLAINED)).items()
-    ]
-    causes = causes_of_kind(found, wait_graph.NETWORK)
-    if not causes:
-        return unexplained
-    pairs: StuckPairs = {(ranks[0], ranks[1]): own for ranks, own in merge_by_ranks(causes).items()}
-    sent_s = {pair: _sent_s(graph, pair, keys) for pair, (_, keys) in pairs.items()}
-    stuck: StuckPairs = {
-        pair: own for pair, own in pairs.items() if not _under_way(graph, pair, own, sent_s[pair])
-    }
-    if not stuck:
-        return unexplained
+
+
+def _stuck_verdicts(
+    graph: Graph, stuck: StuckPairs, sent_s: Mapping[Pair, float], crossed: Crossed, clock_error_s: float
+) -> Iterator[Verdict]:
     onset_s = min(sent_s[pair] for pair in stuck)
     # infinite if unknown: then no pair is known to be healthy
     lost_s = min(sent_s[pair] + usual_travel_s(graph, pair) for pair in stuck)
     since_s = lost_s + 2 * clock_error_s
     healthy = sorted((pairs_received_since(graph, since_s) | noticed_losses(graph, since_s)) - set(stuck))
-    crossed = crossed_parts(paths)
     explanations, left = explain(list(stuck), healthy, crossed)
     began_s = onset_s if math.isfinite(onset_s) else min(felt.since_s for felt, _ in stuck.values())
-    verdicts = [_by_part(graph, own, stuck, began_s, len(explanations)) for own in explanations]
+    for own in explanations:
+        lines = [_stuck_words(graph, pair, stuck[pair][1]) for pair in own.covers[:4]]
+        lines += [f"it explains {len(own.covers)} of {len(stuck)} pairs with messages in flight", *own.doubts]
+        if own.part.direction:
+            lines.append(f"only {own.part.direction}: healthy pairs cross it in the other direction")
+        yield Verdict(
+            STUCK_IN_NETWORK,
+            component=own.part.name,
+            since_s=began_s,
+            certainty=own.certainty(0.95) if len(explanations) < 4 else 0.3,
+            reason="the smallest set of parts that all bad pairs cross and no healthy one does",
+            felt_by=len({waiter for pair in own.covers for waiter in stuck[pair][0].waiters}),
+            evidence=lines,
+            look_at=f"counters, carrier and rules of {own.part}",
+            pairs=own.covers,
+        )
     for pair in left:
         felt, keys = stuck[pair]
-        verdicts.append(
-            Verdict(
-                STUCK_IN_NETWORK,
-                pair,
-                since_s=began_s,
-                certainty=0.7,
-                reason="no part of the network explains it" if crossed else "the network paths are unknown",
-                felt_by=len(felt.waiters),
-                evidence=(_stuck_words(graph, pair, keys),),
-                look_at=(f"the path from rank {pair[0]} to rank {pair[1]}, and the connection between them",),
-                pairs=(pair,),
-            )
+        yield replace(
+            unexplained_pair(STUCK_IN_NETWORK, pair, crossed),
+            since_s=began_s,
+            certainty=0.7,
+            felt_by=len(felt.waiters),
+            evidence=[_stuck_words(graph, pair, keys)],
+            pairs=(pair,),
         )
-    return [*verdicts, *unexplained]
 
 
-def _by_part(graph: Graph, own: Explanation, stuck: StuckPairs, since_s: float, parts: int) -> Verdict:
-    """Return the verdict on one of `parts` parts that explain stuck pairs."""
-    lines = [_stuck_words(graph, pair, stuck[pair][1]) for pair in own.covers[:4]]
-    lines.append(f"it explains {len(own.covers)} of {len(stuck)} pairs with messages in flight")
-    lines += own.doubts
-    if own.part.direction:
-        lines.append(f"only {own.part.direction}: healthy pairs cross it in the other direction")
-    waiters = {waiter for pair in own.covers for waiter in stuck[pair][0].waiters}
+def unexplained_pair(kind: str, pair: Pair, crossed: Crossed) -> Verdict:
+    """Return the verdict on a bad pair that no part of the network explains, without what was observed of it."""
     return Verdict(
-        STUCK_IN_NETWORK,
-        component=own.part.name,
-        since_s=since_s,
-        certainty=own.certainty(0.95) if parts < 4 else 0.3,
-        reason="the smallest set of parts that all bad pairs cross and no healthy one does",
-        felt_by=len(waiters),
-        evidence=tuple(lines),
-        look_at=(f"counters, carrier and rules of {own.part}",),
-        pairs=own.covers,
+        kind,
+        pair,
+        reason="no part of the network explains it" if crossed else "the network paths are unknown",
+        look_at=f"the path from rank {pair[0]} to rank {pair[1]}, and the connection between them",
     )
 
 

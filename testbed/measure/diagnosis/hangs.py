@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from testbed.comm.flight_recorder import FAILED, NetworkPaths
 from testbed.measure.diagnosis import wait_graph
@@ -22,7 +22,11 @@ from testbed.measure.diagnosis.verdicts import (
     moment_text,
     ranks_text,
 )
-from testbed.measure.diagnosis.wait_graph import Waiting, causes_of_kind, merge_by_ranks, waiters_words
+from testbed.measure.diagnosis.wait_graph import (
+    Impact,
+    Waiting,
+    waiters_words,
+)
 
 ORDER = (CRASHED, SILENT, RANK_NOT_JOINED, DEADLOCK, STUCK_IN_NETWORK, SLOW_IO)
 
@@ -56,68 +60,51 @@ def hang_verdicts(graph: Graph, clock_error_s: float, paths: NetworkPaths) -> li
     )
 
 
-def _host(graph: Graph, paths: NetworkPaths, ranks: Sequence[int]) -> str:
-    """Return the host of some ranks, if they are all of its ranks and more than one; else ""."""
-    hosts = {rank: dump.host for rank, dump in graph.dumps.items()} | dict(paths.hosts)
-    names = {hosts.get(rank, "") for rank in ranks}
-    if len(names) != 1 or len(ranks) < 2 or not (name := names.pop()):
-        return ""
-    return f"host {name}" if {rank for rank, host in hosts.items() if host == name} == set(ranks) else ""
-
-
 def _by_host(graph: Graph, paths: NetworkPaths, ranks: Iterable[int]) -> list[tuple[tuple[int, ...], str]]:
-    """Group ranks by host if all ranks of the host are among them."""
+    """Group ranks by host, with the host's name, if it has several ranks and all of them are among these."""
     ranks = sorted(ranks)
     hosts = {rank: dump.host for rank, dump in graph.dumps.items()} | dict(paths.hosts)
-    found: list[tuple[tuple[int, ...], str]] = []
+    found: dict[tuple[int, ...], str] = {}
     for rank in ranks:
-        own = tuple(other for other in ranks if hosts.get(other, "") == hosts.get(rank) != "")
-        host = _host(graph, paths, own)
-        entry = (own, host) if host else ((rank,), "")
-        if entry not in found:
-            found.append(entry)
-    return found
+        name = hosts.get(rank, "")
+        own = tuple(other for other, host in sorted(hosts.items()) if host == name != "")
+        is_whole = len(own) > 1 and set(own) <= set(ranks)
+        found[own if is_whole else (rank,)] = f"host {name}" if is_whole else ""
+    return list(found.items())
 
 
-def _gone(graph: Graph, gone: Mapping[int, str], found: Waiting, paths: NetworkPaths) -> list[Verdict]:
-    felt = {
-        ranks[0]: own for ranks, (own, _) in merge_by_ranks(causes_of_kind(found, wait_graph.GONE)).items()
-    }
-    verdicts = []
+def _impact_by_rank(found: Waiting, kind: str) -> dict[int, Impact]:
+    return {ranks[0]: own for ranks, (own, _) in found.by_ranks(kind).items()}
+
+
+def _gone(graph: Graph, gone: Mapping[int, str], found: Waiting, paths: NetworkPaths) -> Iterator[Verdict]:
+    felt = _impact_by_rank(found, wait_graph.GONE)
     for ranks, host in _by_host(graph, paths, {*gone, *felt}):
-        waiters = {waiter for rank in ranks if rank in felt for waiter in felt[rank].waiters}
+        impacts = [felt[rank] for rank in ranks if rank in felt]
         known = [rank for rank in ranks if rank in gone]
         last_s = max((graph.last_activity_s(rank) for rank in known), default=-math.inf)
         evidence = [f"rank {rank}: {gone[rank]}" for rank in known[:4]]
         evidence += [f"rank {rank} left no dump" for rank in ranks if rank not in graph.dumps]
-        evidence += [line for rank in ranks if rank in felt for line in waiters_words(graph, felt[rank])][:4]
+        evidence += [line for own in impacts for line in waiters_words(graph, own)][:4]
         if math.isfinite(last_s):
             evidence.append(f"its recorder has nothing after {moment_text(last_s)}")
-        elif felt:
-            last_s = min((felt[rank].since_s for rank in ranks if rank in felt), default=-math.inf)
-        verdicts.append(
-            Verdict(
-                CRASHED,
-                ranks,
-                host,
-                since_s=last_s if math.isfinite(last_s) else None,
-                certainty=0.98 if known else 0.6,
-                reason="its process ended" if known else "it has no dump and is waited for",
-                felt_by=len(waiters),
-                evidence=tuple(evidence),
-                look_at=(
-                    f"the log and exit status of {host or ranks_text(ranks)}, and its host's kernel log",
-                ),
-            )
+        else:
+            last_s = min((own.since_s for own in impacts), default=-math.inf)
+        yield Verdict(
+            CRASHED,
+            ranks,
+            host,
+            since_s=last_s if math.isfinite(last_s) else None,
+            certainty=0.98 if known else 0.6,
+            reason="its process ended" if known else "it has no dump and is waited for",
+            felt_by=len({waiter for own in impacts for waiter in own.waiters}),
+            evidence=evidence,
+            look_at=f"the log and exit status of {host or ranks_text(ranks)}, and its host's kernel log",
         )
-    return verdicts
 
 
-def _still(graph: Graph, found: Waiting, paths: NetworkPaths) -> list[Verdict]:
-    felt = {
-        ranks[0]: own for ranks, (own, _) in merge_by_ranks(causes_of_kind(found, wait_graph.STOPPED)).items()
-    }
-    verdicts = []
+def _still(graph: Graph, found: Waiting, paths: NetworkPaths) -> Iterator[Verdict]:
+    felt = _impact_by_rank(found, wait_graph.STOPPED)
     for ranks, host in _by_host(graph, paths, felt):
         last_s = max(graph.last_activity_s(rank) for rank in ranks)
         failed = math.isfinite(graph.first_failure_s)
@@ -125,41 +112,34 @@ def _still(graph: Graph, found: Waiting, paths: NetworkPaths) -> list[Verdict]:
         if failed:
             lines.append(f"others gave up at {moment_text(graph.first_failure_s)}, and it has not noticed")
         lines += [line for rank in ranks for line in waiters_words(graph, felt[rank])][:4]
-        waiters = {waiter for rank in ranks for waiter in felt[rank].waiters} - set(ranks)
-        who = host or ranks_text(ranks)
         # a stopped process reads no messages; one that reads them is alive, but its program does not continue
         left = sorted({peer for rank in ranks for peer in wait_graph.unread(graph, rank)})
+        who = host or ranks_text(ranks)
+        stuck = "is stopped, swaps, or hangs in a system call or its GPU"
+        kind, reason = (
+            RANK_NOT_JOINED,
+            "it neither continues nor gives up, and has read all that was sent to it",
+        )
+        look_at = f"what {who} does instead: its stack, or whether it {stuck}"
         if left:
             lines.append(f"messages of {ranks_text(tuple(left))} wait to be read")
-        reason = "it neither continues nor gives up" + (
-            "" if left else ", and has read all that was sent to it"
+            kind, reason = SILENT, "it neither continues nor gives up"
+            look_at = f"whether {who} {stuck}"
+        yield Verdict(
+            kind,
+            ranks,
+            host,
+            since_s=last_s,
+            certainty=0.9 if failed else 0.7,
+            reason=reason,
+            felt_by=len({waiter for rank in ranks for waiter in felt[rank].waiters} - set(ranks)),
+            evidence=lines,
+            look_at=look_at,
         )
-        stuck = "is stopped, swaps, or hangs in a system call or its GPU"
-        verdicts.append(
-            Verdict(
-                SILENT if left else RANK_NOT_JOINED,
-                ranks,
-                host,
-                since_s=last_s,
-                certainty=0.9 if failed else 0.7,
-                reason=reason,
-                felt_by=len(waiters),
-                evidence=tuple(lines),
-                look_at=(
-                    f"whether {who} {stuck}"
-                    if left
-                    else f"what {who} does instead: its stack, or whether it {stuck}",
-                ),
-            )
-        )
-    return verdicts
 
 
-def _not_joined(graph: Graph, found: Waiting) -> list[Verdict]:
-    verdicts = []
-    for ranks, (felt, keys) in merge_by_ranks(
-        causes_of_kind(found, wait_graph.NOT_JOINED, wait_graph.SHORT)
-    ).items():
+def _not_joined(graph: Graph, found: Waiting) -> Iterator[Verdict]:
+    for ranks, (felt, keys) in found.by_ranks(wait_graph.NOT_JOINED, wait_graph.SHORT).items():
         key = max(keys)
         rank = ranks[0]
         lines = []
@@ -176,26 +156,22 @@ def _not_joined(graph: Graph, found: Waiting) -> list[Verdict]:
         lines.append(
             f"rank {rank} {doing}; its last activity was at {moment_text(graph.last_activity_s(rank))}"
         )
-        verdicts.append(
-            Verdict(
-                RANK_NOT_JOINED,
-                ranks,
-                since_s=felt.since_s,
-                certainty=0.95,
-                reason="all waiting ranks wait for it, directly or indirectly, and it waits for none",
-                felt_by=len(felt.waiters),
-                evidence=tuple(lines),
-                look_at=(
-                    f"what rank {rank} does instead of {graph.words(key) if key[1] else 'sending'}: its stack, its"
-                    " data loader, its branch of the program",
-                ),
-            )
+        yield Verdict(
+            RANK_NOT_JOINED,
+            ranks,
+            since_s=felt.since_s,
+            certainty=0.95,
+            reason="all waiting ranks wait for it, directly or indirectly, and it waits for none",
+            felt_by=len(felt.waiters),
+            evidence=lines,
+            look_at=(
+                f"what rank {rank} does instead of {graph.words(key) if key[1] else 'sending'}: its stack, its"
+                " data loader, its branch of the program"
+            ),
         )
-    return verdicts
 
 
-def _circles(graph: Graph, found: Waiting) -> list[Verdict]:
-    verdicts = []
+def _circles(graph: Graph, found: Waiting) -> Iterator[Verdict]:
     peers = peers_of(graph) if found.circles else {}
     for circle in found.circles:
         ranks = tuple(sorted({node[0] for node in circle}))
@@ -220,21 +196,16 @@ def _circles(graph: Graph, found: Waiting) -> list[Verdict]:
         else:
             kind = DEADLOCK
             reason = "each waits for the next in a cycle, and none has deviated from its program"
-        verdicts.append(
-            Verdict(
-                kind,
-                culprits,
-                since_s=min(graph.entry(node).scheduled_s for node in circle),
-                certainty=0.9,
-                reason=reason,
-                felt_by=len(ranks),
-                evidence=tuple(lines),
-                look_at=(
-                    f"the order in which {ranks_text(culprits)} called {' and '.join(map(graph.words, keys[:3]))}",
-                ),
-            )
+        yield Verdict(
+            kind,
+            culprits,
+            since_s=min(graph.entry(node).scheduled_s for node in circle),
+            certainty=0.9,
+            reason=reason,
+            felt_by=len(ranks),
+            evidence=lines,
+            look_at=f"the order in which {ranks_text(culprits)} called {' and '.join(map(graph.words, keys[:3]))}",
         )
-    return verdicts
 
 
 def _odd_one(graph: Graph, ranks: Sequence[int], keys: Sequence[Key]) -> tuple[int, Key] | None:
@@ -256,10 +227,8 @@ def _control(graph: Graph, found: Waiting) -> list[Verdict]:
             certainty=0.8,
             reason="its operation has not started to move data, those of the others have",
             felt_by=len(felt.waiters),
-            evidence=tuple(waiters_words(graph, felt)),
-            look_at=(
-                f"what rank {ranks[0]} does before data moves: memory registration, files, its control network",
-            ),
+            evidence=waiters_words(graph, felt),
+            look_at=f"what rank {ranks[0]} does before data moves: memory registration, files, its control network",
         )
-        for ranks, (felt, _) in merge_by_ranks(causes_of_kind(found, wait_graph.CONTROL)).items()
+        for ranks, (felt, _) in found.by_ranks(wait_graph.CONTROL).items()
     ]

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import takewhile
 from statistics import median
 
 from testbed.comm.flight_recorder import COMPLETED, Entry, NetworkPaths, PairPath
-from testbed.measure.diagnosis.fault_localisation import Pair, crossed_parts, explain
+from testbed.measure.diagnosis.fault_localisation import Pair, crossed_parts, explain, unexplained_pair
 from testbed.measure.diagnosis.operation_graph import Graph
 from testbed.measure.diagnosis.thresholds import (
     ABROAD_SHARE,
@@ -274,8 +274,7 @@ def slow_network(
             slow[pair] = (found, kind)
     if not slow:
         return []
-    since = [own.since_s for own, _ in slow.values() if own.since_s is not None]
-    since_s = min(since) if since else None
+    since_s = _first([own for own, _ in slow.values()])
     size_bytes = median(kind[2] for _, kind in slow.values())
     healthy = sorted(
         {
@@ -301,35 +300,24 @@ def slow_network(
         lines.append(
             f"it explains {len(own.covers)} of {len(slow)} slow pairs; {len(healthy)} other pairs are healthy"
         )
-        lines += own.doubts
-        if own.part.direction:
-            lines.append(f"only {own.part.direction}")
+        lines += own.doubts + ([f"only {own.part.direction}"] if own.part.direction else [])
         verdicts.append(
             Verdict(
                 SLOW_NETWORK,
                 component=own.part.name,
-                since_s=_first(slow, own.covers),
+                since_s=_first([slow[pair][0] for pair in own.covers if pair in slow]),
                 certainty=own.certainty(0.9),
                 reason="the smallest set of parts that all slow pairs cross and hardly any healthy one does",
                 felt_by=len({rank for pair in own.covers for rank in pair}),
-                evidence=tuple(lines),
-                look_at=(f"rate, errors, losses and queues of {own.part}",),
+                evidence=lines,
+                look_at=f"rate, errors, losses and queues of {own.part}",
                 pairs=own.covers,
             )
         )
     for pair in (pair for pair in left if pair in slow):
-        verdicts.append(
-            Verdict(
-                SLOW_NETWORK,
-                pair,
-                since_s=slow[pair][0].since_s,
-                certainty=0.6,
-                reason="no part of the network explains it" if crossed else "the network paths are unknown",
-                felt_by=2,
-                evidence=(_words(pair, *slow[pair]),),
-                look_at=(f"the path from rank {pair[0]} to rank {pair[1]}, and the connection between them",),
-            )
-        )
+        verdict = unexplained_pair(SLOW_NETWORK, pair, crossed)
+        since_s, words = slow[pair][0].since_s, _words(pair, *slow[pair])
+        verdicts.append(replace(verdict, since_s=since_s, certainty=0.6, felt_by=2, evidence=[words]))
     return verdicts
 
 
@@ -337,10 +325,8 @@ def _loss_s(own: Slow) -> float:
     return own.travel_s - own.usual_s
 
 
-def _first(slow: Mapping[Pair, tuple[Slow, Kind]], pairs: Sequence[Pair]) -> float | None:
-    times = [slow[pair][0].since_s for pair in pairs if pair in slow]
-    known = [value for value in times if value is not None]
-    return min(known) if known else None
+def _first(slow: Iterable[Slow]) -> float | None:
+    return min((own.since_s for own in slow if own.since_s is not None), default=None)
 
 
 def _words(pair: Pair, own: Slow, kind: Kind) -> str:

@@ -117,9 +117,7 @@ def _slow(rank: int, compared: Sequence[Compared], peers: set[int]) -> Verdict |
             f" program need {seconds_text(usual_s)}: {1 + excess_s / usual_s:.2f} times as long",
             f"in {len(late)} of {len(telling)} places of the program",
         ),
-        look_at=(
-            f"clocks, temperature and other processes of rank {rank}'s host and accelerator; its input",
-        ),
+        look_at=f"clocks, temperature and other processes of rank {rank}'s host and accelerator; its input",
     )
 
 
@@ -170,9 +168,7 @@ def slow_io(graph: Graph, clock_error_s: float) -> list[Verdict]:
                     f" the same operations {seconds_text(usual_s / len(slow))}: {times}",
                     f"in {len(slow)} of {len(compared)} operations",
                 ),
-                look_at=(
-                    f"{ranks_text((rank,))}: memory registration, page cache and file systems, its control network",
-                ),
+                look_at=f"{ranks_text((rank,))}: memory registration, page cache and file systems, its control network",
             )
         )
     return sorted(found, key=lambda verdict: verdict.ranks)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -40,7 +41,8 @@ class Verdict:
         certainty: 0 to 1.
         reason: Why this is the fault.
         felt_by: Number of ranks that wait for it, directly or indirectly.
-        evidence, look_at: Lines for people: observations, and what to check.
+        evidence: Observations, as lines for people.
+        look_at: What to check.
         pairs: The (sender, receiver) pairs that a fault of the network explains.
     """
 
@@ -51,8 +53,8 @@ class Verdict:
     certainty: float = 1.0
     reason: str = ""
     felt_by: int = 0
-    evidence: tuple[str, ...] = ()
-    look_at: tuple[str, ...] = ()
+    evidence: Sequence[str] = ()
+    look_at: str = ""
     pairs: tuple[tuple[int, int], ...] = ()
 
     @property
@@ -91,7 +93,7 @@ class Diagnosis:
         """Return the diagnosis ready for JSON."""
         document = asdict(self)
         for entry, verdict in zip(document["verdicts"], self.verdicts, strict=True):
-            entry["who"] = verdict.who
+            entry |= {"look_at": [verdict.look_at], "who": verdict.who}
         return {"schema": 1, **document}
 
 
@@ -145,7 +147,7 @@ def diagnosis_lines(found: Diagnosis, most: int = 3) -> list[str]:
     for verdict in found.verdicts[:most]:
         lines += ["", verdict_line(verdict), f"  why: {verdict.reason}; {impact_text(verdict)}"]
         lines += [f"  - {line}" for line in verdict.evidence]
-        lines += [f"  look at: {line}" for line in verdict.look_at]
+        lines.append(f"  look at: {verdict.look_at}")
     if len(found.verdicts) > most:
         lines.append(f"and {len(found.verdicts) - most} less likely ones")
     return [*lines, "", f"without comparing dumps one would say: {found.naive.words}"]

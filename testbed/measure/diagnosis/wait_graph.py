@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from testbed.comm.flight_recorder import FAILED, SCHEDULED, Entry, PeerTraffic, RankDump
@@ -66,6 +66,18 @@ class Waiting:
 
     causes: dict[Cause, Impact]
     circles: list[tuple[Node, ...]]
+
+    def by_ranks(self, *kinds: str) -> dict[tuple[int, ...], tuple[Impact, list[Key]]]:
+        """Return the causes of some kinds, merged by ranks: their impact, and the operations that wait."""
+        merged: dict[tuple[int, ...], tuple[Impact, list[Key]]] = {}
+        for cause, felt in self.causes.items():
+            if cause.kind in kinds:
+                own, keys = merged.setdefault(cause.ranks, (Impact(), []))
+                own.since_s, own.age_s = min(own.since_s, felt.since_s), max(own.age_s, felt.age_s)
+                own.waiters |= felt.waiters
+                own.direct |= felt.direct
+                keys.append(cause.key)
+        return merged
 
 
 def gave_up(dump: RankDump) -> bool:
@@ -157,22 +169,23 @@ class _Follower:
         rank = node[0]
         entry = self.graph.entry(node)
         key = (entry.group, entry.sequence)
+        if fault := self._fault(rank, key):
+            return fault
+        return self._of_collective(node, entry, key) if entry.sequence else self._of_message(node, entry, key)
+
+    def _fault(self, rank: int, key: Key) -> list[Node | Cause]:
+        """Return the cause if a rank is gone or stopped; else nothing."""
         if rank in self.gone:
             return [Cause(GONE, (rank,), key)]
-        if rank in self.stopped:
-            return [Cause(STOPPED, (rank,), key)]
-        return self._of_collective(node, entry, key) if entry.sequence else self._of_message(node, entry, key)
+        return [Cause(STOPPED, (rank,), key)] if rank in self.stopped else []
 
     def _of_collective(self, node: Node, entry: Entry, key: Key) -> list[Node | Cause]:
         graph, rank = self.graph, node[0]
         members = [peer for peer in graph.members(key[0]) if peer != rank]
         absent = [peer for peer in members if graph.standing(peer, key) in (ABSENT, UNKNOWN)]
-        missing = entry.waits_for
+        if missing := entry.waits_for:
+            return [one for peer in missing for one in self._towards(node, entry, key, peer)]
         found: list[Node | Cause] = []
-        for peer in missing:
-            found += self._towards(node, entry, key, peer)
-        if missing:
-            return found
         for peer, own in entry.peers.items():
             there = graph.node(peer, key)
             theirs = graph.entry(there).peers.get(rank, _NOTHING) if there else _NOTHING
@@ -214,11 +227,7 @@ class _Follower:
         if theirs.started_s is None and not theirs.peers and theirs.state == SCHEDULED:
             return [there]
         sender, target = (peer, node[0]) if entry.name in RECEIVES else (node[0], peer)
-        if peer in self.gone:
-            return [Cause(GONE, (peer,), key)]
-        if peer in self.stopped:
-            return [Cause(STOPPED, (peer,), key)]
-        return [Cause(NETWORK, (sender, target), key)]
+        return self._fault(peer, key) or [Cause(NETWORK, (sender, target), key)]
 
     def _towards(self, node: Node, entry: Entry, key: Key, peer: int) -> list[Node | Cause]:
         """Return what to follow for a peer that owes messages to an open collective."""
@@ -228,10 +237,8 @@ class _Follower:
             there = graph.node(peer, key)
             assert there is not None
             theirs = graph.entry(there)
-            if peer in self.gone:
-                return [Cause(GONE, (peer,), key)]
-            if peer in self.stopped:  # its last messages may not have left its transport
-                return [Cause(STOPPED, (peer,), key)]
+            if fault := self._fault(peer, key):  # its last messages may not have left its transport
+                return fault
             if theirs.peers.get(rank, _NOTHING).sent > entry.peers[peer].received:
                 return [Cause(NETWORK, (peer, rank), key)]
             return [Cause(SHORT, (peer,), key)] if theirs.state == "completed" else [there]
@@ -241,10 +248,10 @@ class _Follower:
 
     def _behind(self, peer: int, key: Key, waiter: Node) -> list[Node | Cause]:
         """Return what to follow for a peer that has not joined an operation."""
-        if peer not in self.graph.dumps or peer in self.gone:
+        if peer not in self.graph.dumps:
             return [Cause(GONE, (peer,), key)]
-        if peer in self.stopped:
-            return [Cause(STOPPED, (peer,), key)]
+        if fault := self._fault(peer, key):
+            return fault
         if key[1] and self.graph.left_out(peer, key):
             return [Cause(NOT_JOINED, (peer,), key)]
         nodes = [node for node in self.graph.open_nodes(peer) if node != waiter and node not in self.harmless]
@@ -323,24 +330,6 @@ def _circles(circling: dict[Node, frozenset[Node]]) -> list[tuple[Node, ...]]:
         left -= own
         found.append(tuple(sorted(own)))
     return found
-
-
-def causes_of_kind(found: Waiting, *kinds: str) -> dict[Cause, Impact]:
-    """Return the causes of these kinds."""
-    return {cause: felt for cause, felt in found.causes.items() if cause.kind in kinds}
-
-
-def merge_by_ranks(causes: Mapping[Cause, Impact]) -> dict[tuple[int, ...], tuple[Impact, list[Key]]]:
-    """Merge causes by ranks: their impact, and the operations that wait."""
-    merged: dict[tuple[int, ...], tuple[Impact, list[Key]]] = {}
-    for cause, felt in causes.items():
-        own, keys = merged.setdefault(cause.ranks, (Impact(), []))
-        own.since_s = min(own.since_s, felt.since_s)
-        own.age_s = max(own.age_s, felt.age_s)
-        own.waiters |= felt.waiters
-        own.direct |= felt.direct
-        keys.append(cause.key)
-    return merged
 
 
 def waiters_words(graph: Graph, felt: Impact) -> list[str]:

@@ -71,7 +71,7 @@ def assess(
     expected: int,
     observed: Sequence[int],
     model: ModelCheck,
-    drops: Sequence[link_invariants.PortDrops],
+    drops: Sequence[link_invariants.DroppingPort],
 ) -> Verdict:
     """Return the verdict on one variant.
 

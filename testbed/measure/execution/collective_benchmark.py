@@ -20,7 +20,7 @@ from testbed.net.controller.policy_view import View
 from testbed.net.paths.hops import NETEM
 from testbed.plugins import short_name
 from testbed.spec.buildings import Host
-from testbed.spec.links import ETHERNET_HEADER_BYTES
+from testbed.spec.link_direction import ETHERNET_HEADER_BYTES
 from testbed.spec.scale import Scale
 from testbed.spec.topology import Topology
 from testbed.spec.transport import TransportSpec

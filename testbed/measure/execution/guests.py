@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 from testbed.measure.execution.identity import record_key
@@ -110,11 +111,7 @@ def measure_on_worker(work: GuestWork, item: tuple[Shard, Scenario]) -> bytes:
     with tempfile.TemporaryDirectory(prefix="testbed-shard-") as parent:
         folder = Path(parent, str(shard.number))
         measure_in_guest(work, find_image(), shard, scenario, folder)
-        packed = io.BytesIO()
-        with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
-            for file in folder.rglob("*"):
-                archive.write(file, file.relative_to(folder))
-        return packed.getvalue()
+        return Path(shutil.make_archive(str(folder), "zip", folder)).read_bytes()
 
 
 def unpack(packed: bytes, folder: Path) -> GuestExit:
@@ -296,8 +293,9 @@ class _GuestPool:
         self.cores = [idle[job % len(idle)] for job in range(min(jobs, len(shards)))]
         self._stop = threading.Event()
         self._state = {shard.number: PartProgress(shard.name) for shard in shards}
-        self._free = list(self.cores)
-        self._lock = threading.Lock()
+        self._free: SimpleQueue[int] = SimpleQueue()
+        for core in self.cores:
+            self._free.put(core)
 
     def run(self) -> None:
         """Run all shards; RunError and VirtualClockError name the failed shard."""
@@ -333,8 +331,7 @@ class _GuestPool:
             state.done = state.total = shard.trials + self.scenario.warmup
             state.finished = True
             return
-        with self._lock:
-            core = self._free.pop(0)
+        core = self._free.get()
 
         def meanwhile(guest: Guest) -> None:
             state.clock_s = guest.clock_s
@@ -353,8 +350,7 @@ class _GuestPool:
                 meanwhile=meanwhile,
             )
         finally:
-            with self._lock:
-                self._free.append(core)
+            self._free.put(core)
         state.finished = True
 
     def _event(self, shard: Shard, event: Mapping[str, Any]) -> None:

@@ -16,10 +16,11 @@ from testbed.measure.execution.event_player import EventPlayer
 from testbed.measure.execution.rank_network import Event, RankNetwork, RankRun
 from testbed.measure.execution.stalls import Stall, StallWatch
 from testbed.net.fabric.change_watch import ChangeWatch
-from testbed.net.fabric.running_fabric import CounterReader, FabricCounters
+from testbed.net.fabric.running_fabric import FabricCounters, read_counters
 from testbed.net.links import LinkError
 from testbed.net.links.interfaces import NodeCounts
 from testbed.net.links.link_engine import EngineStats
+from testbed.net.links.netlink import Netlink
 from testbed.workload.job.errors import RunError
 from testbed.workload.job.launch_spec import JobSpec
 
@@ -93,7 +94,7 @@ class JobRun(RankRun):
 
     def run(self) -> None:
         """Run the job to its end; RunError names the part that failed: rank, launcher, link engine or controller."""
-        with CounterReader(self.fabric.plan) as self._reader:
+        with Netlink() as self._root:
             self._settle()
             self.before = self.fabric.counts()
             with self:
@@ -192,7 +193,7 @@ class JobRun(RankRun):
         account = self._read(self.fabric.engine.stats)
         # the statistics cover at least the traffic until its begin, and at most that until its end
         time_s = begun_s if edge == "end" else time.monotonic()
-        counters = self._read(self._reader.read)
+        counters = self._read(partial(read_counters, self.fabric.plan, self._root))
         self.samples.append(LinkSample(time_s, counters, account, edge))
         if not edge:  # edges may follow each other closely: see above
             self.on_sample(self.samples[-1])

@@ -12,9 +12,10 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 from testbed.measure.fidelity.link_invariants import Tunnel
+from testbed.measure.ranks.benchmarks import BenchSpec, BootstrapSpec
 from testbed.net.errors import FabricError
 from testbed.net.fabric.machines import Machine
 from testbed.net.fabric.network import Fabric
@@ -67,11 +68,8 @@ class RemoteLauncher:
             self.machine.call("end", pid=self.pid)
 
 
-class RankSpec(Protocol):
-    """The specification of ranks, as a launcher gets it."""
-
-    def to_json(self) -> str:
-        """Return the specification as one line of JSON."""
+RankSpec = JobSpec | BenchSpec | BootstrapSpec
+"""The specification of ranks, as a launcher gets it."""
 
 
 class Launchers:

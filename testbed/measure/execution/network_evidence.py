@@ -29,7 +29,7 @@ from testbed.measure.fidelity.host_invariants import (
     ranks_awake,
 )
 from testbed.measure.fidelity.invariants import Conservation
-from testbed.measure.fidelity.link_invariants import PortDrops
+from testbed.measure.fidelity.link_invariants import DroppingPort
 from testbed.measure.fidelity.verdict import Invariant
 from testbed.measure.ranks.telemetry import REAL_LATE_S, REAL_WAIT_S
 from testbed.measure.results.summary import StepResult
@@ -226,7 +226,9 @@ class PortCounts:
         return self.nodes[node].ports[interface].dropped
 
 
-def port_drops(spec: TopologySpec, topology: Topology, job: JobRun, steps: Sequence[Span]) -> list[PortDrops]:
+def port_drops(
+    spec: TopologySpec, topology: Topology, job: JobRun, steps: Sequence[Span], scale: Scale
+) -> list[DroppingPort]:
     """Return every port inside buildings that dropped packets in these steps, the worst first.
 
     Hosts' NICs are counted over the whole run, as their queues are in host memory and never fill up. So is every port
@@ -244,18 +246,12 @@ def port_drops(spec: TopologySpec, topology: Topology, job: JobRun, steps: Seque
             own = [whole] if near[1] == NIC or len(windows) < len(steps) else windows
             if packets := sum(late.drops(cable, end) - early.drops(cable, end) for early, late in own):
                 is_given = cable.a[0] in given and near[1] != NIC
-                found.append(PortDrops(_place(near, far), cable.direction.queue_bytes, is_given, packets))
-    return sorted(found, key=lambda drops: -drops.packets)
-
-
-def port_record(drops: PortDrops, scale: Scale) -> dict[str, Any]:
-    """Return the fields of `DroppingPort`, in real units."""
-    return {
-        "place": drops.place,
-        "queue_bytes": round(scale.real_bytes(drops.queue_bytes)),
-        "given": drops.given,
-        "drops": drops.packets,
-    }
+                queue_bytes = round(scale.real_bytes(cable.direction.queue_bytes))
+                place = _place(near, far)
+                found.append(
+                    DroppingPort(place=place, queue_bytes=queue_bytes, given=is_given, drops=packets)
+                )
+    return sorted(found, key=lambda port: -port.drops)
 
 
 def _place(near: End, far: End) -> str:

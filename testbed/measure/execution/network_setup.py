@@ -232,7 +232,6 @@ def guest_settings(
     *,
     open_vswitch: bool = True,
     default_memory_bytes: int = DEFAULT_MEMORY_BYTES,
-    core: int | None = None,
 ) -> GuestSettings:
     """Return a guest's settings from command-line options; ConfigError if one is wrong."""
     modes: dict[str, CpuTime] = {"free": "free", "counted": "counted"}
@@ -245,7 +244,6 @@ def guest_settings(
         memory_bytes=parse_size_option("--memory", memory) if memory else default_memory_bytes,
         cpu_time=modes[cpu_time],
         seed=seed,
-        core=core,
         stall_timeout_s=_duration("--stall-timeout", stall_timeout),
         timeout_s=_duration("--timeout", timeout) if timeout else None,
         writable=tuple(writable),

@@ -11,10 +11,9 @@ from typing import Any
 from testbed.measure.execution.job_run import LinkSample, StepClock
 from testbed.measure.fidelity.cross_check_invariants import (
     EXACT_S,
-    CardClaim,
+    Claim,
     CollectiveStart,
     ComputeTime,
-    LinkClaim,
     StepEnd,
     StepStart,
     begun_at_once,
@@ -128,7 +127,7 @@ class RankEvidence:
         links = [getattr(link, direction) for link in self.job.topology.wan for direction in DIRECTIONS]
         return any(link.is_random for link in links)
 
-    def _cards(self) -> Iterator[CardClaim]:
+    def _cards(self) -> Iterator[Claim]:
         """Compare only totals, as NICs are read before the first step and after the last one."""
         sent: dict[int, int] = dict.fromkeys(range(len(self.hosts)), 0)
         received = dict(sent)
@@ -139,10 +138,14 @@ class RankEvidence:
                     received[int(peer)] += count
         for rank, host in enumerate(self.hosts):
             card = self.counted[host].ports[NIC]
-            yield CardClaim(host, "sent", sent[rank], card.tx_bytes)
-            yield CardClaim(host, "received", received[rank], card.rx_bytes)
+            for direction, claimed, carried in (
+                ("sent", sent[rank], card.tx_bytes),
+                ("received", received[rank], card.rx_bytes),
+            ):
+                text = f"The rank on {host} reports {{}} bytes {direction} in the measured steps; in the whole run "
+                yield Claim(f"{text}its host's NIC {direction} {{}}.", claimed, carried)
 
-    def _links(self, steps: Sequence[StepResult]) -> Iterator[LinkClaim]:
+    def _links(self, steps: Sequence[StepResult]) -> Iterator[Claim]:
         """Compare the traffic that left each building in each step, between the readings before and after it.
 
         Steps in which a replica sent its state are left out, as that transfer outlasts the step.
@@ -170,7 +173,8 @@ class RankEvidence:
                     if ranks[rank].building == building.name != ranks[peer].building
                 )
                 carried = sum(last[key].sent_bytes - first[key].sent_bytes for key in outgoing)
-                yield LinkClaim(building.name, step.trial, claimed, carried)
+                text = f"In trial {step.trial} ranks in {building.name} report {{}} bytes sent to other buildings; "
+                yield Claim(f"{text}the links from there carried {{}}.", claimed, carried)
 
     def _computed(self, own: Sequence[Record]) -> Iterator[ComputeTime]:
         if self.job.workload.dispatching is not None:

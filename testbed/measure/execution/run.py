@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from testbed.errors import TestbedError
-from testbed.measure.diagnosis import diagnose, read_evidence
+from testbed.measure.diagnosis.diagnose import diagnose
+from testbed.measure.diagnosis.dumps import read_evidence
 from testbed.measure.diagnosis.verdicts import verdict_line
 from testbed.measure.execution.event_player import affected_cards, hosts_beyond_engine
 from testbed.measure.execution.guests import DATAPATH, LINK_ENGINE, Guests
-from testbed.measure.execution.live_log import RunLive
 from testbed.measure.execution.network_setup import (
     check_clock,
     choose_guests,
@@ -22,7 +22,7 @@ from testbed.measure.execution.network_setup import (
     guest_settings,
     link_engine_for,
 )
-from testbed.measure.execution.progress import Progress
+from testbed.measure.execution.progress import Progress, RunLive
 from testbed.measure.execution.resources import (
     forecast_text,
     guest_loads,
@@ -88,8 +88,50 @@ class PreparedRun:
     expectation: str = ""
 
     def execute(self, progress: Progress) -> Result:
-        """Execute the run and return its result; see `execute` for errors."""
-        return execute(self.request.scenario, self.backend, self.scale, self.request.output, progress)
+        """Run all shards of the scenario and return the result, which is also written to the request's output.
+
+        The run directory exists only if the run succeeds. After a failure, two things are kept: finished shards under
+        the virtual clock, from which the same run resumes, and the flight recorders' dumps, in `<output>.failed`.
+
+        Raises:
+            RunExists: If the output already exists.
+            FabricError: If the network cannot be built.
+            RunError: If a rank or another part fails.
+            VirtualClockError: If a guest fails.
+        """
+        scenario, output = self.request.scenario, self.request.output
+        directory = RunDirectory(output)
+        shards = self.backend.shards(scenario)
+        parts = None
+        try:
+            parts = ShardFolders(directory, self.backend.identity(scenario, self.scale))
+            live = RunLive(directory.partial, parts.folder, scenario, shards, self.scale)
+            progress = live.progress(progress)
+            if there := len(parts.finished):
+                progress.phase(f"resuming: {there} of {len(shards)} parts were already done")
+            outcome = self.backend.run_shards(scenario, shards, self.scale, parts, progress)
+            if len(shards) > 1:
+                progress.phase("merging the parts")
+            result = write_run(directory, scenario, self.scale, outcome)
+            live.end()
+            parts.remove()
+            directory.finish()
+        except BaseException as error:
+            if (
+                parts is not None
+                and isinstance(error, TestbedError)
+                and (left := keep_failed(output, parts.folder, str(error)))
+            ):
+                for line in failure_summary(left):
+                    progress.phase(line)
+                progress.phase(f"flight recorder dumps: {left}; to analyse them: testbed diagnose {left}")
+            if parts is not None and (kept := parts.stop()):
+                progress.phase(
+                    f"{kept} of {len(shards)} parts kept in {parts.folder}; the same command resumes"
+                )
+            directory.discard()
+            raise
+        return result.at(output)
 
     def slower(self) -> PreparedRun:
         """Return the same run with twice the time dilation."""
@@ -205,50 +247,6 @@ def parse_machines(asked: str | None, scenario: Scenario, workloads: Iterable[Wo
         expected = f"a scenario without {' and '.join(found)}, or one machine"
         raise option_error("--machines", asked, expected)
     return [name.strip() for name in asked.split(",")]
-
-
-def execute(scenario: Scenario, backend: Backend, scale: Scale, output: Path, progress: Progress) -> Result:
-    """Run all shards of a scenario and return the result, which is also written to `output`.
-
-    The run directory exists only if the run succeeds. After a failure, two things are kept: finished shards under the
-    virtual clock, from which the same run resumes, and the flight recorders' dumps, in `<output>.failed`.
-
-    Raises:
-        RunExists: If `output` already exists.
-        FabricError: If the network cannot be built.
-        RunError: If a rank or another part fails.
-        VirtualClockError: If a guest fails.
-    """
-    directory = RunDirectory(output)
-    shards = backend.shards(scenario)
-    parts = None
-    try:
-        parts = ShardFolders(directory, backend.identity(scenario, scale))
-        live = RunLive(directory.partial, parts.folder, scenario, shards, scale)
-        progress = live.progress(progress)
-        if there := len(parts.finished):
-            progress.phase(f"resuming: {there} of {len(shards)} parts were already done")
-        outcome = backend.run_shards(scenario, shards, scale, parts, progress)
-        if len(shards) > 1:
-            progress.phase("merging the parts")
-        result = write_run(directory, scenario, scale, outcome)
-        live.end()
-        parts.remove()
-        directory.finish()
-    except BaseException as error:
-        if (
-            parts is not None
-            and isinstance(error, TestbedError)
-            and (left := keep_failed(output, parts.folder, str(error)))
-        ):
-            for line in failure_summary(left):
-                progress.phase(line)
-            progress.phase(f"flight recorder dumps: {left}; to analyse them: testbed diagnose {left}")
-        if parts is not None and (kept := parts.stop()):
-            progress.phase(f"{kept} of {len(shards)} parts kept in {parts.folder}; the same command resumes")
-        directory.discard()
-        raise
-    return result.at(output)
 
 
 def failure_summary(left: Path) -> list[str]:

@@ -19,16 +19,14 @@ from testbed.measure.execution.assessment import Evidence, ReplicationRecord, as
 from testbed.measure.execution.event_player import EventPlayer, parts_changed_by, summarise_events
 from testbed.measure.execution.isolated_all_reduce import IsolatedBaseline
 from testbed.measure.execution.job_run import JobRun
-from testbed.measure.execution.live_log import ShardLive
 from testbed.measure.execution.network_evidence import (
     count_nodes,
     paused_links,
     port_drops,
-    port_record,
     reason_not_repeated,
 )
 from testbed.measure.execution.network_setup import Network
-from testbed.measure.execution.progress import Progress
+from testbed.measure.execution.progress import Progress, ShardLive
 from testbed.measure.execution.rank_evidence import socket_changes
 from testbed.measure.execution.rank_network import NetworkCheck, RankNetwork, bring_up
 from testbed.measure.execution.shard_records import (
@@ -43,7 +41,7 @@ from testbed.measure.execution.shard_records import (
 from testbed.measure.execution.stalls import StallReporter, StallWatch
 from testbed.measure.fidelity.capacity import NetworkBackend
 from testbed.measure.fidelity.cpu_monitor import MonitorProcess
-from testbed.measure.fidelity.link_invariants import PortDrops, Tunnel
+from testbed.measure.fidelity.link_invariants import DroppingPort, Tunnel
 from testbed.measure.fidelity.similarity import run_numbers
 from testbed.measure.results.records import EVENTS
 from testbed.measure.results.run_directory import describe_environment, write_lines
@@ -299,9 +297,8 @@ class ShardRun:
         variants = []
         for name, algorithm in self.scenario.named_algorithms.items():
             own = [step for step in steps if step.variant == name]
-            drops = port_drops(
-                self.scenario.topology, self.topology, job, [(step.start_s, step.end_s) for step in own]
-            )
+            spans = [(step.start_s, step.end_s) for step in own]
+            drops = port_drops(self.scenario.topology, self.topology, job, spans, self.scale)
             variants.append(self._variant(name, algorithm, own, records, evidence, drops))
         slow = any(is_slower_than_predicted(each["step_time_s"], each["predicted_s"]) for each in variants)
         if self.scenario.telemetry.flight_recorder == WHEN_SLOW and not self.events and not slow:
@@ -354,7 +351,7 @@ class ShardRun:
         steps: list[StepResult],
         records: RankRecords,
         evidence: Evidence,
-        drops: Sequence[PortDrops],
+        drops: Sequence[DroppingPort],
     ) -> dict[str, Any]:
         """Return the fields of `ShardVariant`."""
         expected = self.done.wan_bytes(algorithm)
@@ -371,7 +368,7 @@ class ShardRun:
             "verdict": assess(evidence, steps, expected, observed, model, drops),
             "control": asdict(self.scenario.control.resolve()),
             "pauses": list(evidence.pauses),
-            "port_drops": [port_record(one, self.scale) for one in drops],
+            "port_drops": drops,
             "training": training_summary(
                 self.done.workload, algorithm, steps, records.samples, predicted, self.scale
             ),

@@ -9,7 +9,8 @@ from pathlib import Path
 from statistics import median
 
 from testbed.errors import TestbedError
-from testbed.measure.diagnosis import diagnose, read_stalled
+from testbed.measure.diagnosis.diagnose import diagnose
+from testbed.measure.diagnosis.dumps import read_stalled
 from testbed.measure.diagnosis.verdicts import verdict_line
 from testbed.measure.results.shards import Shard
 

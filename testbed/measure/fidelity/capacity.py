@@ -10,7 +10,8 @@ The limits were measured and rounded down. Two resources run out first:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from testbed.spec.scale import Scale
@@ -22,7 +23,7 @@ HOST_BYTES = 12 * 1024 * 1024  # a namespace, its shell, its interfaces
 RANK_BYTES = 60 * 1024 * 1024
 MEMORY_SHARE = 0.7
 HEADROOM = 2.0  # `auto` leaves half of the capacity free
-LARGEST_SCALE = 1e7
+LARGEST_SCALE = 5e7
 IN_GUEST_BYTES = (  # HOST_BYTES and RANK_BYTES measured in guests: no shells, smaller libraries
     2 * 1024 * 1024,
     12 * 1024 * 1024,
@@ -120,12 +121,12 @@ def virtual_scale(traffic_bytes: float) -> float:
     It is the smallest that reduces `traffic_bytes` (real bytes of all ranks and steps of a variant) to `VIRTUAL_BYTES`,
     so that a run takes seconds.
     """
-    power = 1.0
-    while True:
-        for step in (1.0, 2.0, 5.0):
-            if traffic_bytes / (step * power) <= VIRTUAL_BYTES:
-                return step * power
-        power *= 10
+    return next(scale for scale in _scales() if traffic_bytes / scale <= VIRTUAL_BYTES)
+
+
+def _scales() -> Iterator[float]:
+    """Yield 1, 2, 5, 10, 20, ..."""
+    return (step * 10.0**power for power in itertools.count() for step in (1.0, 2.0, 5.0))
 
 
 def smallest_scale(
@@ -157,10 +158,7 @@ def smallest_scale(
         return at(1.0)
     if size and dilation:
         return None
-    power = 1.0
-    while power <= LARGEST_SCALE:
-        for step in (1.0, 2.0, 5.0):
-            if not overload(resolve(at(step * power)), host, backend, HEADROOM):
-                return at(step * power)
-        power *= 10
-    return None
+    candidates = itertools.takewhile(lambda scale: scale <= LARGEST_SCALE, _scales())
+    return next(
+        (at(one) for one in candidates if not overload(resolve(at(one)), host, backend, HEADROOM)), None
+    )

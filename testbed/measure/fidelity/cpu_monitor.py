@@ -1,4 +1,4 @@
-"""CPU use of the host during a run: the watcher process, /proc/stat, and the run's own share."""
+"""CPU use of the host during a run: the watcher process, the cores' time, and the run's own share."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+import psutil
 
 from testbed.processes import close_pipes, wait_or_kill
 
@@ -100,56 +102,32 @@ class MonitorProcess:
         close_pipes(process)
 
 
-_IDLE, _IOWAIT, _STEAL = 3, 4, 7
-
-
 @dataclass(frozen=True)
-class CpuShares:
-    """Shares of all cores' time: idle, in processes (interrupts count as neither), and stolen by the hypervisor."""
+class CpuTimes:
+    """Seconds of all cores together since boot: total, idle, in processes, and stolen by the hypervisor."""
 
+    total: float
     idle: float
     processes: float
     steal: float
 
+    @classmethod
+    def read(cls) -> CpuTimes:
+        """Return this host's CPU times; interrupts count as neither idle nor in processes."""
+        own = psutil.cpu_times()
+        idle, processes = own.idle + own.iowait, own.user + own.nice + own.system
+        # what guests use is included in `user` and `nice`
+        return cls(idle + processes + own.irq + own.softirq + own.steal, idle, processes, own.steal)
 
-@dataclass(frozen=True)
-class CpuTimes:
-    """Ticks of all cores together since boot: total, idle, in processes, and stolen by the hypervisor."""
-
-    total: int
-    idle: int
-    processes: int
-    steal: int
-
-    def shares_since(self, before: CpuTimes) -> CpuShares:
-        """Return how the time since an earlier reading was spent; all idle if no tick has passed."""
+    def shares_since(self, before: CpuTimes) -> CpuTimes:
+        """Return the shares of the time since an earlier reading; all idle if no time has passed."""
         total = self.total - before.total
         if total <= 0:
-            return CpuShares(idle=1.0, processes=0.0, steal=0.0)
-        return CpuShares(
-            idle=(self.idle - before.idle) / total,
-            processes=(self.processes - before.processes) / total,
-            steal=(self.steal - before.steal) / total,
+            return CpuTimes(1.0, 1.0, 0.0, 0.0)
+        spent = (
+            (getattr(self, name) - getattr(before, name)) / total for name in ("idle", "processes", "steal")
         )
-
-
-def parse_cpu_times(text: str) -> CpuTimes:
-    """Parse the first line of /proc/stat; ValueError if it is anything else."""
-    name, *fields = text.split("\n", 1)[0].split()
-    if name != "cpu":
-        raise ValueError(f"/proc/stat: got {name!r} first, expected 'cpu'")
-    ticks = [int(field) for field in fields[:8]]  # the rest (guests) is included in the first two
-    return CpuTimes(
-        total=sum(ticks),
-        idle=ticks[_IDLE] + ticks[_IOWAIT],
-        processes=sum(ticks[:_IDLE]),  # user, nice, system
-        steal=ticks[_STEAL],
-    )
-
-
-def read_cpu_times() -> CpuTimes:
-    """Return this host's CPU times since boot, from /proc/stat."""
-    return parse_cpu_times(Path("/proc/stat").read_text())
+        return CpuTimes(1.0, *spent)
 
 
 SWITCH = "ovs-vswitchd"  # works for the run without being its child

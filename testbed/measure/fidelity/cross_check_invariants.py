@@ -22,50 +22,22 @@ WITHIN_EXACT = f"within {EXACT_S * 1e3:g} ms"
 WITHIN_REAL_CLOCK = f"within {LATE_S * 1e3:g} ms, or {LATE_SHARE:.0%} of a step"
 
 
-@dataclass(frozen=True)
-class CardClaim:
-    """Bytes that a rank reports for all measured steps, and bytes counted by its host's NIC.
+class Claim(NamedTuple):
+    """Bytes that ranks report, and bytes that another process counted where they passed.
 
-    `direction` is "sent" or "received".
+    `text` says who reports and who counted, with `{}` in place of each number.
     """
 
-    host: str
-    direction: str
+    text: str
     claimed_bytes: int
     carried_bytes: int
-
-    @property
-    def sentence(self) -> str:
-        """The claim and what contradicts it."""
-        return (
-            f"The rank on {self.host} reports {self.claimed_bytes} bytes {self.direction} in the measured steps; in "
-            f"the whole run its host's NIC {self.direction} {self.carried_bytes}."
-        )
-
-
-@dataclass(frozen=True)
-class LinkClaim:
-    """Bytes that the ranks of a building report as sent to other buildings in a step, and bytes on its links."""
-
-    building: str
-    trial: int
-    claimed_bytes: int
-    carried_bytes: int
-
-    @property
-    def sentence(self) -> str:
-        """The claim and what contradicts it."""
-        return (
-            f"In trial {self.trial} ranks in {self.building} report {self.claimed_bytes} bytes sent to other "
-            f"buildings; the links from there carried {self.carried_bytes}."
-        )
 
 
 @check("no payload missing")
 def bytes_witnessed(
     hosts: Sequence[str],
     steps: Iterable[Mapping[str, Any]],
-    claims: Iterable[CardClaim | LinkClaim] = (),
+    claims: Iterable[Claim] = (),
     repeats: bool = False,
 ) -> Finding:
     """Compare the payload that each rank reports as sent with what its receiver got, step by step.
@@ -74,8 +46,7 @@ def bytes_witnessed(
         hosts: Host of each rank.
         steps: Each rank's record of each step. `sent_bytes` by peer is counted by the rank, `received_bytes` by peer
             is counted by its kernel on the rank's connections.
-        claims: What ranks report, with whole-run totals of each host's NIC, and with WAN link counters at the edges of
-            each step. Another process read both.
+        claims: Whole-run totals, against each host's NIC, and totals of a step, against WAN link counters.
         repeats: Whether received bytes may include repeats and parity, so that only missing bytes count. This is so
             for datagrams, which receiving ranks count themselves.
     """
@@ -106,7 +77,7 @@ def bytes_witnessed(
                 )
     for claim in claims:
         if (off := claim.claimed_bytes - claim.carried_bytes) > worst[0]:
-            worst = off, claim.sentence
+            worst = off, claim.text.format(claim.claimed_bytes, claim.carried_bytes)
     if not compared and not worst[1]:
         sentence = "Only the ranks themselves count their bytes: no payload goes through sockets that can be observed."
         return Finding("not known", sentence)
@@ -159,8 +130,12 @@ def compute_as_asked(found: Sequence[ComputeTime]) -> Finding:
     sentence += f"for {worst.name}; the plan asks for {worst.asked_s * 1e3:.4g} ms."
     if worst.followed_s < worst.took_s - ROUNDING_S:
         sentence += f" The operation that waits for it started after {worst.followed_s * 1e3:.4g} ms."
-    sentence += f" The same is true of {wrong - 1} more of {len(found)}." if wrong > 1 else ""
+    sentence += _others_text(wrong, found)
     return Finding(f"{worst.off_s * 1e3:+.4g} ms", sentence, ok=False)
+
+
+def _others_text(count: int, found: Sequence[object]) -> str:
+    return f" The same is true of {count - 1} more of {len(found)}." if count > 1 else ""
 
 
 @dataclass(frozen=True)
@@ -192,7 +167,7 @@ def begun_at_once(found: Sequence[CollectiveStart], exact: bool) -> Finding:
     if late:
         sentence = f"In trial {worst.trial} rank {worst.rank} on {worst.host} started {worst.name} "
         sentence += f"{worst.late_s * 1e3:.4g} ms later than it could."
-        sentence += f" The same is true of {late - 1} more of {len(found)}." if late > 1 else ""
+        sentence += _others_text(late, found)
     return Finding(f"{worst.late_s * 1e3:.4g} ms late" if late else "at once", sentence, not late)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from testbed.measure.fidelity.verdict import Finding, check
 from testbed.net.fabric.bridges import NIC
 from testbed.net.links.interfaces import NodeCounts
-from testbed.net.links.protocol_counters import ETHERNET_BYTES
+from testbed.spec.link_direction import ETHERNET_HEADER_BYTES
 
 STALLED, STALLED_REAL_CLOCK = (0.0, 0.01), (0.05, 0.2)  # shares of a step: caution and untrusted above
 CHANGED, CHANGED_S = 0.02, 0.0002
@@ -212,7 +212,7 @@ def foreign_in_steps(hosts: Sequence[str], steps: Sequence[Mapping[str, Any]], m
             others = counted["bytes"] - counted["own_bytes"] - HEADERS_BYTES * counted["headers"]
             bytes_ = others + HEADERS_BYTES * packets
             # the payload of foreign TCP cannot be told apart from the ranks' own TCP options: bound it by packet sizes
-            size = min(max(bytes_, LEAST_BYTES * packets), mtu * packets) + ETHERNET_BYTES * packets
+            size = min(max(bytes_, LEAST_BYTES * packets), mtu * packets) + ETHERNET_HEADER_BYTES * packets
             row = found.setdefault((hosts[step["rank"]], direction), [0, 0, 0, 0])
             for column, figure in enumerate((packets, size, counted["udp"], counted["icmp"])):
                 row[column] += figure
@@ -246,10 +246,10 @@ def foreign_outside_steps(
         assert own is not None
         if name in ranks:
             raw = card.sent_packets - own.out_packets
-            size = card.tx_bytes - own.out_bytes - (HEADERS_BYTES + ETHERNET_BYTES) * own.out_packets
+            size = card.tx_bytes - own.out_bytes - (HEADERS_BYTES + ETHERNET_HEADER_BYTES) * own.out_packets
             size += HEADERS_BYTES * own.out_headers
             if raw > 0:
-                yield Foreign(name, "out", raw, max(size, ETHERNET_BYTES * raw), ("bypassing IP",))
+                yield Foreign(name, "out", raw, max(size, ETHERNET_HEADER_BYTES * raw), ("bypassing IP",))
             continue
         kind = "not TCP" if name in background else "no rank runs there"
         for direction, packets, bytes_, tcp in (

@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pydantic import Field
+
 from testbed.measure.fidelity.invariants import (
     DELAY_BOUND,
     DELAY_BOUND_S,
@@ -22,6 +24,7 @@ from testbed.measure.fidelity.probe import (
     spread_offence,
 )
 from testbed.measure.fidelity.verdict import Finding, check
+from testbed.measure.result_model import ResultModel
 from testbed.net.paths.poisson import poisson_tail
 from testbed.spec.link_direction import Direction
 
@@ -104,30 +107,25 @@ def serialisation(missing: float | None) -> Finding:
     )
 
 
-@dataclass(frozen=True)
-class PortDrops:
-    """Packets dropped by the queue of a port inside a building while steps were measured.
-
-    `place` names the port for people, `queue_bytes` is its emulated size. `given` says whether the topology sets that
-    size; otherwise it is the default.
-    """
+class DroppingPort(ResultModel):
+    """A switch port inside a building, or a host's NIC, whose queue dropped packets during measured steps."""
 
     place: str
     queue_bytes: int
-    given: bool
-    packets: int
+    given: bool = Field(description="Whether the topology sets the queue size; otherwise it is the default.")
+    drops: int = Field(description="Packets dropped over all steps; for a NIC, over the whole run.")
 
 
 @check("0 packets", failure="caution; untrusted if the kernel's backlog overflowed")
-def drops_only_where_modelled(backlog_drops: int, ports: Sequence[PortDrops] = ()) -> Finding:
+def drops_only_where_modelled(backlog_drops: int, ports: Sequence[DroppingPort] = ()) -> Finding:
     """Check that packets were dropped only by queues with a size set in the topology.
 
     Drops are not allowed in the kernel's backlog between two interfaces, which models no device, nor in queues inside
     buildings with the default size. `ports` are those that dropped packets.
     """
-    modelled = sum(port.packets for port in ports if port.given)
+    modelled = sum(port.drops for port in ports if port.given)
     others = [port for port in ports if not port.given]
-    dropped = sum(port.packets for port in others)
+    dropped = sum(port.drops for port in others)
     sentence = (
         "The kernel passed on every packet between its interfaces, and no queue inside buildings overflowed."
     )
@@ -136,7 +134,7 @@ def drops_only_where_modelled(backlog_drops: int, ports: Sequence[PortDrops] = (
             f"Inside buildings, only queues sized in the topology dropped packets: {modelled} in all steps."
         )
     if others:
-        named = ", ".join(f"{port.packets} at {port.place}" for port in others[:NAMED_PORTS])
+        named = ", ".join(f"{port.drops} at {port.place}" for port in others[:NAMED_PORTS])
         rest = len(others) - NAMED_PORTS
         more = f" and {rest} other port{'s' * (rest > 1)}" if rest > 0 else ""
         sentence = (

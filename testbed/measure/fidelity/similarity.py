@@ -8,7 +8,7 @@ harm only beyond a threshold, and then the verdict says so.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from pydantic import Field
@@ -18,7 +18,6 @@ from testbed.measure.fidelity.verdict import Finding, check
 from testbed.measure.result_model import ResultModel
 from testbed.net.paths.congestion.linux_tcp import MIN_RTO_S
 from testbed.net.paths.congestion.reno import RESPONSE_FACTOR
-from testbed.spec.link_direction import Direction
 from testbed.spec.links import WanLink
 from testbed.spec.scale import Scale
 from testbed.spec.scenario import Scenario
@@ -68,128 +67,92 @@ class DimensionlessNumber(ResultModel):
 
 def dimensionless(
     real: Topology, emulated: Topology, scale: Scale, traffic: Traffic
-) -> list[DimensionlessNumber]:
-    """Return the numbers of a scenario; those of WAN links are of the one with the largest bandwidth-delay product."""
-    message = scale.emulated_bytes(traffic.message_bytes)
+) -> Iterator[DimensionlessNumber]:
+    """Yield the numbers of a scenario; those of WAN links are of the one with the largest bandwidth-delay product."""
+    number, mtu, message_bytes = DimensionlessNumber.of, real.mtu, traffic.message_bytes
+    emulated_bytes = scale.emulated_bytes(message_bytes)
     nic, emulated_nic = (min(host.nic.rate_bps for host in one.hosts) for one in (real, emulated))
-    overhead = traffic.overhead_s / (traffic.message_bytes * 8 / nic)
-    emulated_overhead = traffic.emulated_overhead_s / (message * 8 / emulated_nic)
-    packets, emulated_packets = traffic.message_bytes / real.mtu, message / real.mtu
-    found = []
     if traffic.compute_s:
-        emulated_gradients = scale.emulated_bytes(traffic.gradient_bytes)
-        found.append(
-            DimensionlessNumber.of(
-                "communication over computing",
-                traffic.gradient_bytes * 8 / nic / traffic.compute_s,
-                emulated_gradients * 8 / emulated_nic / scale.emulated_s(traffic.compute_s),
-                "gradients over NIC rate x computing",
-            )
+        yield number(
+            "communication over computing",
+            traffic.gradient_bytes * 8 / nic / traffic.compute_s,
+            scale.emulated_bytes(traffic.gradient_bytes)
+            * 8
+            / emulated_nic
+            / scale.emulated_s(traffic.compute_s),
+            "gradients over NIC rate x computing",
         )
-    found += [
-        DimensionlessNumber.of(
-            "packets per message",
-            packets,
-            emulated_packets,
-            "largest message over the MTU",
-            _few_packets(packets, emulated_packets),
-        ),
-        DimensionlessNumber.of(
-            "software share of a message",
-            overhead,
-            emulated_overhead,
-            "cost per message over its time on the NIC",
-            _much_overhead(overhead, emulated_overhead),
-        ),
-    ]
+    packets, emulated_packets = message_bytes / mtu, emulated_bytes / mtu
+    harm = None
+    if emulated_packets < LEAST_PACKETS <= packets:
+        harm = (
+            f"The largest message is {emulated_packets:.2g} packets here and {packets:.3g} in the modelled network: "
+            "it cannot be pipelined along its path as it would be there."
+        )
+    yield number("packets per message", packets, emulated_packets, "largest message over the MTU", harm)
+    overhead = traffic.overhead_s / (message_bytes * 8 / nic)
+    emulated_overhead = traffic.emulated_overhead_s / (emulated_bytes * 8 / emulated_nic)
+    harm = None
+    if emulated_overhead > max(LARGEST_OVERHEAD, 2 * overhead):
+        harm = (
+            f"Software takes {emulated_overhead:.0%} of a message's time on the NIC here, and {overhead:.2%} in the "
+            "modelled network."
+        )
+    meaning = "cost per message over its time on the NIC"
+    yield number("software share of a message", overhead, emulated_overhead, meaning, harm)
     if real.wan:
         index = max(range(len(real.wan)), key=lambda at: _bdp_bytes(real.wan[at]))
-        found += _link_numbers(real.wan[index], emulated.wan[index], real.mtu, scale, traffic.message_bytes)
-        found.append(_shortest_queue(real, emulated))
-    return found
+        yield from _link_numbers(real.wan[index], emulated.wan[index], mtu, scale, message_bytes)
+        yield _shortest_queue(real, emulated)
 
 
 def _shortest_queue(real: Topology, emulated: Topology) -> DimensionlessNumber:
-    queues = [min(link.a_to_b.queue_bytes, link.b_to_a.queue_bytes) / emulated.mtu for link in emulated.wan]
-    index = queues.index(min(queues))
-    link, emulated_packets = real.wan[index], queues[index]
-    packets = min(link.a_to_b.queue_bytes, link.b_to_a.queue_bytes) / real.mtu
-    harm = (
-        f"The queue of {link.name} holds {emulated_packets:.2g} packets here and {packets:.3g} in the modelled "
-        "network: it drops bursts that would fit there. Use a larger queue or a smaller size scale."
-        if emulated_packets < LEAST_QUEUE_PACKETS <= packets
-        else None
+    queues, emulated_queues = (
+        [min(link.a_to_b.queue_bytes, link.b_to_a.queue_bytes) / one.mtu for link in one.wan]
+        for one in (real, emulated)
     )
+    emulated_packets = min(emulated_queues)
+    index = emulated_queues.index(emulated_packets)
+    name, packets, harm = real.wan[index].name, queues[index], None
+    if emulated_packets < LEAST_QUEUE_PACKETS <= packets:
+        harm = (
+            f"The queue of {name} holds {emulated_packets:.2g} packets here and {packets:.3g} in the modelled "
+            "network: it drops bursts that would fit there. Use a larger queue or a smaller size scale."
+        )
     return DimensionlessNumber.of(
-        "packets per queue", packets, emulated_packets, f"the shortest, of {link.name}", harm
+        "packets per queue", packets, emulated_packets, f"the shortest, of {name}", harm
     )
 
 
 def _link_numbers(
     real: WanLink, emulated: WanLink, mtu: int, scale: Scale, message_bytes: float
-) -> list[DimensionlessNumber]:
-    bdp, emulated_bdp = _bdp_bytes(real), _bdp_bytes(emulated)
-    found = [
-        DimensionlessNumber.of(
-            "bandwidth-delay product over message",
-            bdp / message_bytes,
-            emulated_bdp / scale.emulated_bytes(message_bytes),
-            f"of {real.name}, over the largest message",
-        ),
-        DimensionlessNumber.of(
-            "packets per bandwidth-delay product", bdp / mtu, emulated_bdp / mtu, f"of {real.name}"
-        ),
-    ]
+) -> Iterator[DimensionlessNumber]:
+    number, bdp, emulated_bdp = DimensionlessNumber.of, _bdp_bytes(real), _bdp_bytes(emulated)
+    yield number(
+        "bandwidth-delay product over message",
+        bdp / message_bytes,
+        emulated_bdp / scale.emulated_bytes(message_bytes),
+        f"of {real.name}, over the largest message",
+    )
+    yield number("packets per bandwidth-delay product", bdp / mtu, emulated_bdp / mtu, f"of {real.name}")
     if round_trip_s := real.round_trip_s:
         rto = MIN_RTO_S / round_trip_s
         emulated_rto = scale.emulated_s(MIN_RTO_S) / emulated.round_trip_s
-        found.append(
-            DimensionlessNumber.of(
-                "shortest timeout over round trip", rto, emulated_rto, f"TCP's, of {real.name}"
-            )
-        )
-    loss = max(direction.mean_loss for direction in (real.a_to_b, real.b_to_a))
-    if loss:
+        yield number("shortest timeout over round trip", rto, emulated_rto, f"TCP's, of {real.name}")
+    if loss := max(direction.mean_loss for direction in (real.a_to_b, real.b_to_a)):
         limit, emulated_limit = (bytes_ / mtu * math.sqrt(loss) / MATHIS for bytes_ in (bdp, emulated_bdp))
-        found.append(
-            DimensionlessNumber.of(
-                "rate over what loss lets TCP reach",
-                limit,
-                emulated_limit,
-                f"of {real.name}: one loss-based connection, after Mathis",
-                _loss_matters(limit, emulated_limit),
+        harm = None
+        if emulated_limit < 1 < limit:
+            harm = (
+                f"Loss limits a connection of the modelled network to 1/{limit:.3g} of the link's rate, but not here, "
+                "as the bandwidth-delay product has too few packets. Dilate time instead of scaling sizes."
             )
-        )
-    return found
-
-
-def _few_packets(real: float, emulated: float) -> str | None:
-    if real < LEAST_PACKETS or emulated >= LEAST_PACKETS:
-        return None
-    return (
-        f"The largest message is {emulated:.2g} packets here and {real:.3g} in the modelled network: "
-        "it cannot be pipelined along its path as it would be there."
-    )
-
-
-def _much_overhead(real: float, emulated: float) -> str | None:
-    if emulated <= max(LARGEST_OVERHEAD, 2 * real):
-        return None
-    return f"Software takes {emulated:.0%} of a message's time on the NIC here, and {real:.2%} in the modelled network."
-
-
-def _loss_matters(real: float, emulated: float) -> str | None:
-    if real <= 1 or emulated >= 1:
-        return None
-    return (
-        f"Loss limits a connection of the modelled network to 1/{real:.3g} of the link's rate, but not here, as the "
-        "bandwidth-delay product has too few packets. Dilate time instead of scaling sizes."
-    )
+        meaning = f"of {real.name}: one loss-based connection, after Mathis"
+        yield number("rate over what loss lets TCP reach", limit, emulated_limit, meaning, harm)
 
 
 def _bdp_bytes(link: WanLink) -> float:
-    directions: Sequence[Direction] = (link.a_to_b, link.b_to_a)
-    return max(direction.rate_bps for direction in directions) / 8 * link.round_trip_s
+    return max(link.a_to_b.rate_bps, link.b_to_a.rate_bps) / 8 * link.round_trip_s
 
 
 @check("no number beyond where results transfer", "caution")
@@ -228,4 +191,4 @@ def run_numbers(
         overhead_s=cost.per_message_s + cost.handover_s,
         emulated_overhead_s=overhead_s,
     )
-    return dimensionless(scenario.topology.resolve(), topology, scale, traffic)
+    return list(dimensionless(scenario.topology.resolve(), topology, scale, traffic))

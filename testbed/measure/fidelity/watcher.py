@@ -16,7 +16,7 @@ import threading
 import time
 from pathlib import Path
 
-from testbed.measure.fidelity.cpu_monitor import WINDOW_S, OwnProcesses, has_run_times, read_cpu_times
+from testbed.measure.fidelity.cpu_monitor import WINDOW_S, CpuTimes, OwnProcesses, has_run_times
 from testbed.processes import set_parent_death_signal
 
 TICK_S = 0.002  # each tick costs about 30 us of a core: twice the frequency would take 3 % of it
@@ -36,7 +36,7 @@ def late_ticks(lag_s: float) -> list[float]:
 def watch(path: Path, stop: threading.Event) -> None:
     """Write a line per window until `stop` is set; the window in progress is completed first."""
     own = OwnProcesses(os.getppid()) if has_run_times() else None
-    before, window_start = read_cpu_times(), time.monotonic()
+    before, window_start = CpuTimes.read(), time.monotonic()
     next_tick = window_start + TICK_S
     lags: list[float] = []
     ticks = 0
@@ -57,7 +57,7 @@ def watch(path: Path, stop: threading.Event) -> None:
                 if stop.is_set():
                     return
                 continue
-            after = read_cpu_times()
+            after = CpuTimes.read()
             shares = after.shares_since(before)
             span_s = now - window_start
             entry = {

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 
 from testbed.comm.flight_recorder import FLIGHT
 from testbed.comm.replicas import RankDismissed
@@ -47,11 +47,7 @@ Ring = mmap.mmap
 """Memory of a rank's flight recorder, shared with the launcher so that it outlives the rank."""
 
 
-class RankTask(Protocol):
-    """The work of one rank."""
-
-    def run(self) -> None:
-        """Do all of it."""
+RankTask = Rank | BenchRank | BootstrapRank
 
 
 @dataclass(frozen=True)

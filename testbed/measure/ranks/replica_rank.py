@@ -161,7 +161,7 @@ class ReplicaRank(Rank):
         session, summed = self._live_session, self._summed.values()
         done.wrong += session.caught_up_wrong
         given_bytes, checkpoint_bytes = self._given_bytes, self._checkpoint_bytes
-        self._given_bytes, self._checkpoint_bytes = session.sent_bytes, session.checkpoints.sent_bytes
+        self._given_bytes, self._checkpoint_bytes = session.sent_bytes, session.checkpoint_bytes
         return {
             "incarnation": self.incarnation,
             "epoch": max((one.epoch for one in summed), default=session.member.epoch),

@@ -6,10 +6,12 @@ import statistics
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, Literal
 
 from pydantic import Field
 
+from testbed.measure.fidelity.link_invariants import DroppingPort
 from testbed.measure.result_model import ResultModel
 from testbed.measure.results.records import COUNTERS, LinkKey
 from testbed.spec.scale import Scale
@@ -67,15 +69,6 @@ class PlaneBalance(ResultModel):
     )
 
 
-class DroppingPort(ResultModel):
-    """A switch port inside a building, or a host's NIC, whose queue dropped packets during measured steps."""
-
-    place: str
-    queue_bytes: int
-    given: bool = Field(description="Whether the topology sets the queue size; otherwise it is the default.")
-    drops: int = Field(description="Packets dropped over all steps; for a NIC, over the whole run.")
-
-
 def merge_dropping_ports(shards: Sequence[Iterable[DroppingPort]]) -> tuple[DroppingPort, ...]:
     """Merge the ports of several shards: sum the drops of each port and sort the worst first."""
     found: dict[str, DroppingPort] = {}
@@ -115,6 +108,7 @@ def merge_paused_links(shards: Sequence[Iterable[PausedLink]]) -> tuple[PausedLi
 
 
 Record = Mapping[str, Any]
+TIME_S = itemgetter("time_s")
 Span = tuple[float, float]
 """Start and end of a step, on the clock of the records."""
 
@@ -139,47 +133,33 @@ class StepTraffic:
 
 
 class LinkReadings:
-    """The readings of one direction of a WAN link, in the format of `links.jsonl`."""
+    """The readings of one direction of a WAN link, in the format of `links.jsonl` and in time order."""
 
     def __init__(self) -> None:
-        self._times_s: list[float] = []
         self._records: list[Record] = []
-        self._edges: list[int] = []  # indices of the records taken at the start or end of a step
-        self._edge_times_s: list[float] = []
+        self._edges: list[Record] = []  # those taken at the start or end of a step
 
     def add(self, record: Record) -> None:
         """Append a reading. Readings must be added in time order."""
-        if record.get("edge"):
-            self._edges.append(len(self._records))
-            self._edge_times_s.append(record["time_s"])
-        self._times_s.append(record["time_s"])
         self._records.append(record)
+        if record.get("edge"):
+            self._edges.append(record)
 
     def during(self, step: Span) -> StepTraffic:
         """Return the traffic of one step."""
         start_s, end_s = step
-        first, last = self._index_before(start_s), self._index_after(end_s)
-        before, after = self._records[first], self._records[last]
-        within = range(bisect_left(self._times_s, start_s), bisect_right(self._times_s, end_s))
+        records = self._records
+        before = records[max(0, bisect_right(records, start_s, key=TIME_S) - 1)]
+        # a periodic reading after the end may have been started earlier, so one at a step's edge is preferred
+        edges = self._edges[bisect_left(self._edges, end_s, key=TIME_S) :]
+        last = bisect_left(records, end_s, key=TIME_S)
+        after = edges[0] if edges else records[min(len(records) - 1, last)]
+        within = records[bisect_left(records, start_s, key=TIME_S) : bisect_right(records, end_s, key=TIME_S)]
         return StepTraffic(
             **{name: after[name] - before[name] for name in COUNTERS},
-            queue_peak_bytes=max((self._records[index]["queue_bytes"] for index in within), default=0),
+            queue_peak_bytes=max((record["queue_bytes"] for record in within), default=0),
             beyond_s=max(0.0, start_s - before["time_s"]) + max(0.0, after["time_s"] - end_s),
         )
-
-    def _index_before(self, start_s: float) -> int:
-        """Return the index of the last reading at or before `start_s`, or of the first reading if there is none."""
-        return max(0, bisect_right(self._times_s, start_s) - 1)
-
-    def _index_after(self, end_s: float) -> int:
-        """Return the index of the first reading started after `end_s`, or of the last reading if there is none.
-
-        A periodic reading may have been started earlier, so a reading taken at a step's edge is preferred.
-        """
-        edge = bisect_left(self._edge_times_s, end_s)
-        if edge < len(self._edges):
-            return self._edges[edge]
-        return min(len(self._times_s) - 1, bisect_left(self._times_s, end_s))
 
 
 def group_by_link(records: Iterable[Record]) -> dict[LinkKey, LinkReadings]:

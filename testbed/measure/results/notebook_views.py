@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from testbed.errors import TestbedError
-from testbed.measure.results.records import COUNTERS, LINKS, SAMPLES, LinkReading, read_links, read_samples
+from testbed.measure.results.records import COUNTERS, LinkReading
 from testbed.notebooks import html_image, html_table
-from testbed.spec.scale import Scale
 from testbed.spec.units import signed_percent_text, size_text, time_text
 
 if TYPE_CHECKING:
@@ -118,20 +117,19 @@ READINGS = {
 }
 
 
-def operations_frame(folder: Path, scale: Scale) -> pandas.DataFrame:
-    """Return the run's operations as a frame with the columns OPERATIONS, or raise BadResult."""
-    return make_frame(read_samples(folder / SAMPLES, scale), OPERATIONS)
-
-
-def links_frame(folder: Path, scale: Scale) -> pandas.DataFrame:
-    """Return the run's link readings as a frame with the columns READINGS, or raise BadResult."""
-    return make_frame([_reading(one) for one in read_links(folder / LINKS, scale)], READINGS)
-
-
-def _reading(one: LinkReading) -> tuple[object, ...]:
-    link = one.link
-    counted = (getattr(one, name) for name in (*COUNTERS, "queue_bytes", "edge"))
-    return one.time_s, link.source, link.target, link.plane, *counted
+def link_rows(readings: Iterable[LinkReading]) -> list[tuple[object, ...]]:
+    """Return the rows of a frame with the columns READINGS."""
+    names = (*COUNTERS, "queue_bytes", "edge")
+    return [
+        (
+            one.time_s,
+            one.link.source,
+            one.link.target,
+            one.link.plane,
+            *(getattr(one, name) for name in names),
+        )
+        for one in readings
+    ]
 
 
 def make_frame(rows: Sequence[tuple[object, ...]], columns: Mapping[str, str]) -> pandas.DataFrame:

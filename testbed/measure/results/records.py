@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, get_type_hints
 
 from pydantic import ValidationError
 
@@ -19,6 +19,7 @@ from testbed.spec.scale import Scale
 
 JsonObject = dict[str, Any]
 Record = TypeVar("Record")
+Reading = TypeVar("Reading", "Sample", "LinkReading", "SocketReading")
 Model = TypeVar("Model", bound=ResultModel)
 SAMPLES, LINKS, EVENTS = "samples.jsonl", "links.jsonl", "events.jsonl"
 COUNTERS = ("bytes", "packets", "drops", "losses", "cut_losses", "marks")
@@ -123,21 +124,24 @@ class SocketReading(NamedTuple):
     retransmits: int
 
 
+_TYPES = {kind: get_type_hints(kind) for kind in (Sample, LinkReading, SocketReading)}
+
+
+def _convert(kind: type[Reading], record: JsonObject, scale: Scale, **own: Any) -> Reading:
+    """Return a record in real units: fields that end in `_s` are times, those that end in `bytes` are sizes."""
+    convert = {
+        "s": lambda value: scale.real_s(float(value)),
+        "bytes": lambda value: scale.real_bytes(float(value)),
+    }
+    for name, of_type in _TYPES[kind].items():
+        if name not in own and (name in record or name not in kind._field_defaults):
+            own[name] = convert.get(name.rsplit("_", 1)[-1], of_type)(record[name])
+    return kind(**own)
+
+
 def parse_sample(record: JsonObject, scale: Scale) -> Sample:
     """Convert a line of `samples.jsonl`, or of a rank's own file, to real units."""
-    return Sample(
-        variant=str(record["variant"]),
-        trial=int(record["trial"]),
-        step=int(record["step"]),
-        rank=int(record["rank"]),
-        operation=str(record["operation"]),
-        name=str(record["name"]),
-        start_s=scale.real_s(float(record["start_s"])),
-        end_s=scale.real_s(float(record["end_s"])),
-        size_bytes=scale.real_bytes(float(record["bytes"] or 0)),
-        message=str(record.get("message", "")),
-        stream=str(record.get("stream", "")),
-    )
+    return _convert(Sample, record, scale, size_bytes=scale.real_bytes(float(record["bytes"] or 0)))
 
 
 def read_samples(path: Path, scale: Scale) -> list[Sample]:
@@ -147,37 +151,17 @@ def read_samples(path: Path, scale: Scale) -> list[Sample]:
 
 def read_links(path: Path, scale: Scale) -> list[LinkReading]:
     """Read `links.jsonl`, in real units and in file order, or raise BadResult."""
-
-    def reading(record: JsonObject) -> LinkReading:
-        return LinkReading(
-            time_s=scale.real_s(float(record["time_s"])),
-            link=LinkKey.of(record),
-            bytes=scale.real_bytes(float(record["bytes"])),
-            packets=int(record["packets"]),
-            drops=int(record["drops"]),
-            losses=int(record["losses"]),
-            cut_losses=int(record["cut_losses"]),
-            marks=int(record["marks"]),
-            queue_bytes=scale.real_bytes(float(record["queue_bytes"])),
-            edge=str(record.get("edge", "")),
-        )
-
-    return _read(path, reading, "a link counter")
+    return _read(
+        path, lambda record: _convert(LinkReading, record, scale, link=LinkKey.of(record)), "a link counter"
+    )
 
 
 def read_sockets(path: Path, scale: Scale) -> list[SocketReading]:
     """Read `sockets.jsonl`, in real seconds and in file order, or raise BadResult; empty if there is no such file."""
 
     def reading(record: JsonObject) -> SocketReading:
-        return SocketReading(
-            time_s=scale.real_s(float(record["time_s"])),
-            rank=int(record["rank"]),
-            peer=int(record["peer"]),
-            dscp=int(record["dscp"]),
-            channel=int(record["channel"]),
-            window_segments=int(record["congestion_window_segments"]),
-            retransmits=int(record["retransmits"]),
-        )
+        window = int(record["congestion_window_segments"])
+        return _convert(SocketReading, record, scale, window_segments=window)
 
     return _read(path, reading, "a connection") if path.exists() else []
 
@@ -223,21 +207,24 @@ def read_json(path: Path) -> JsonObject:
     return content
 
 
-def read_model(path: Path, model: type[Model]) -> Model:
-    """Read a JSON file as a model, or raise BadResult naming the first wrong field."""
-    text = read_text(path)
+def read_model(path: Path, model: type[Model], hint: str = "") -> Model:
+    """Read a JSON file as a model, or raise BadResult naming the first wrong field; `hint` follows a missing file."""
+    text = read_text(path, hint)
     try:
         return model.model_validate(json.loads(text))
     except ValidationError as error:
         found = error.errors()[0]
-        raise BadResult(f"{path}: {'.'.join(map(str, found['loc']))}: {found['msg']}") from None
+        field = ".".join(map(str, found["loc"]))
+        got = "nothing" if found["type"] == "missing" else repr(found["input"])
+        expected = f"what this version of testbed writes ({found['msg']})"
+        raise BadResult(f"{path}: {field}: got {got}, expected {expected}") from None
     except ValueError as error:
         raise BadResult(f"{path}: expected JSON ({error})") from None
 
 
-def read_text(path: Path) -> str:
+def read_text(path: Path, hint: str = "") -> str:
     """Return the text of a file, or raise BadResult."""
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:
-        raise BadResult(f"{path}: {error.strerror}") from error
+        raise BadResult(f"{path}: {error.strerror}{hint}") from error

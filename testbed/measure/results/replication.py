@@ -178,38 +178,21 @@ def _loss(
 ) -> dict[str, Any]:
     """Return the fields of `ReplicaLoss`: one loss, until all replicas are members again or the run ends."""
     lost_s, number = lost["time_s"], lost["replica"]
+    later = [record for record in records if record["time_s"] >= lost_s]
 
-    def first(event: str, **fields: object) -> Record | None:
-        return next(
-            (
-                record
-                for record in records
-                if record["event"] == event
-                and record["time_s"] >= lost_s
-                and all(record[key] == value for key, value in fields.items())
-            ),
-            None,
-        )
+    def first(event: str) -> Record | None:
+        own = (one for one in later if one["event"] == event and one["replica"] == number)
+        return next(own, None)
 
-    def after_s(record: Record | None) -> float | None:
-        return None if record is None else scale.real_s(record["time_s"] - lost_s)
+    def after_s(record: Record | None, since_s: float = lost_s) -> float | None:
+        return None if record is None else scale.real_s(record["time_s"] - since_s)
 
-    full = next(
-        (
-            record
-            for record in records
-            if record["event"] == "view" and record["time_s"] > lost_s and len(record["members"]) == replicas
-        ),
-        None,
-    )
+    views = [one for one in later if one["event"] == "view" and one["time_s"] > lost_s]
+    full = next((view for view in views if len(view["members"]) == replicas), None)
     until_s = full["time_s"] if full is not None else commits[-1]["time_s"]
-    restart = next(
-        (record for record in records if record["event"] == "restart" and record["time_s"] == lost_s), None
-    )
-    began, ended = first("catch up", replica=number), first("caught up", replica=number)
-    catch_up_s = None
-    if began is not None and ended is not None:
-        catch_up_s = scale.real_s(ended["time_s"] - began["time_s"])
+    restarts = (one for one in later if one["event"] == "restart" and one["time_s"] == lost_s)
+    restart = next(restarts, None)
+    began, ended = first("catch up"), first("caught up")
     killed = [
         event["time_s"]
         for event in events
@@ -224,8 +207,8 @@ def _loss(
         "detected_s": scale.real_s(lost_s - max(killed)) if killed else None,
         "stall_s": scale.real_s(_stall_s(commits, lost_s, until_s, period_s)),
         "steps_lost": 0 if restart is None else restart["step"] - restart["checkpoint"],
-        "returned_s": after_s(first("returned", replica=number)),
-        "catch_up_s": catch_up_s,
+        "returned_s": after_s(first("returned")),
+        "catch_up_s": None if began is None else after_s(ended, began["time_s"]),
         "catch_up_bytes": round(scale.real_bytes(transferred)),
         "full_s": after_s(full),
     }

@@ -5,21 +5,29 @@ All figures are in real units (seconds, bytes, bits per second), whatever scale 
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import Field, PrivateAttr, ValidationError
+from pydantic import Field
 
 from testbed.errors import BadInput
+from testbed.measure.fidelity.link_invariants import DroppingPort
 from testbed.measure.fidelity.similarity import DimensionlessNumber
 from testbed.measure.fidelity.verdict import Status, Verdict
-from testbed.measure.result_model import ResultModel
+from testbed.measure.result_model import ResultModel, StoredResult
 from testbed.measure.results.committed_work import Rates, Work
-from testbed.measure.results.link_summary import DroppingPort, LinkUse, PausedLink, PlaneBalance
-from testbed.measure.results.notebook_views import Figure
+from testbed.measure.results.link_summary import LinkUse, PausedLink, PlaneBalance
+from testbed.measure.results.notebook_views import (
+    OPERATIONS,
+    READINGS,
+    STEPS,
+    Figure,
+    link_rows,
+    make_frame,
+    result_html,
+)
+from testbed.measure.results.records import LINKS, SAMPLES, read_links, read_model, read_samples
 from testbed.measure.results.replication import Replication
-from testbed.measure.results.run_directory import BadResult
 from testbed.measure.results.serving_result import Decoding, Serving
 from testbed.plugins import registry
 from testbed.spec.scale import Scale
@@ -227,7 +235,7 @@ class ScaleRecord(ResultModel):
     time_dilation: float = Field(description="Times are multiplied by it.")
 
 
-class Result(ResultModel):
+class Result(StoredResult):
     """A run's figures, from its `summary.json`."""
 
     schema_version: Literal[1] = Field(alias="schema")
@@ -238,7 +246,6 @@ class Result(ResultModel):
     dimensionless: tuple[DimensionlessNumber, ...]
     status: Status = Field(description="The worst verdict of all variants.")
     variants: tuple[Variant, ...]
-    _folder: Path | None = PrivateAttr(None)
 
     @classmethod
     def open(cls, folder: str | Path) -> Result:
@@ -247,20 +254,8 @@ class Result(ResultModel):
         Raises:
             BadResult: If the directory holds no result, or one of an incompatible version.
         """
-        file = Path(folder) / SUMMARY
-        try:
-            result = cls.of(json.loads(file.read_text()))
-        except OSError as error:
-            raise BadResult(f"{file}: {error.strerror}, expected a folder that `testbed run` made") from None
-        except ValidationError as error:
-            found = error.errors()[0]
-            field = ".".join(map(str, found["loc"]))
-            got = "nothing" if found["type"] == "missing" else repr(found["input"])
-            expected = f"what this version of testbed writes ({found['msg']})"
-            raise BadResult(f"{file}: {field}: got {got}, expected {expected}") from None
-        except ValueError as error:
-            raise BadResult(f"{file}: expected JSON ({error})") from None
-        return result.at(Path(folder))
+        found = read_model(Path(folder) / SUMMARY, cls, ", expected a folder that `testbed run` made")
+        return found.at(Path(folder))
 
     @classmethod
     def of(cls, document: dict[str, Any]) -> Result:
@@ -281,8 +276,6 @@ class Result(ResultModel):
         Example:
             >>> result.steps().groupby("variant").step_time_s.describe()
         """
-        from testbed.measure.results.notebook_views import STEPS, make_frame  # noqa: PLC0415
-
         rows = [
             (one.name, one.algorithm, one.policy, one.verdict.status, trial, step_time_s, share)
             for one in self.variants
@@ -301,9 +294,7 @@ class Result(ResultModel):
         Example:
             >>> result.operations().to_parquet("operations.parquet")
         """
-        from testbed.measure.results.notebook_views import operations_frame  # noqa: PLC0415
-
-        return operations_frame(self.folder, self.conversion)
+        return make_frame(read_samples(self.folder / SAMPLES, self.conversion), OPERATIONS)
 
     def links(self) -> pandas.DataFrame:
         """Return a row per reading of one direction of a WAN link; docs/reference/results.md lists the columns.
@@ -314,9 +305,7 @@ class Result(ResultModel):
         Example:
             >>> result.links().pivot_table(index="time_s", columns=["source", "target", "plane"], values="queue_bytes")
         """
-        from testbed.measure.results.notebook_views import links_frame  # noqa: PLC0415
-
-        return links_frame(self.folder, self.conversion)
+        return make_frame(link_rows(read_links(self.folder / LINKS, self.conversion)), READINGS)
 
     def figure(self, name: str = "step_times", variant: str | None = None) -> Figure:
         """Return one figure of the run's report as SVG, which notebooks display.
@@ -341,14 +330,7 @@ class Result(ResultModel):
         return Figure(name, found.document(name, self.folder, chosen.document()))
 
     def _repr_html_(self) -> str:
-        from testbed.measure.results.notebook_views import result_html  # noqa: PLC0415
-
         return result_html(self)
-
-    def at(self, folder: Path) -> Result:
-        """Set the directory where the run's files are now, and return this result."""
-        self._folder = folder.resolve()
-        return self
 
     @property
     def folder(self) -> Path:

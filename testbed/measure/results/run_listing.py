@@ -86,9 +86,17 @@ def _kinds(folder: Path) -> Iterator[tuple[Path, Kind]]:
 
 
 def _entry(path: Path, kind: Kind) -> Entry:
-    scenario, status, clock = _describe(path, kind)
     files = [file.stat() for file in _files(path)]
     changed_s = max((file.st_mtime for file in files), default=path.stat().st_mtime)
+    scenario, status, clock = "" if kind == "parts" else path.name.split(".")[0], "", ""
+    if mark := next((mark for mark, own in MARKS.items() if own == kind), None):
+        try:
+            document = json.loads((path / mark).read_text())
+            scenario, status, clock = (
+                str(document.get(key) or "") for key in ("scenario", "status", "clock")
+            )
+        except (OSError, ValueError):
+            scenario, status = "", "unreadable"
     return Entry(path, kind, scenario, status, clock, changed_s, sum(file.st_size for file in files))
 
 
@@ -100,18 +108,6 @@ def _kind(path: Path) -> Kind | None:
     if path.name.endswith(PARTIAL_SUFFIX):
         return "going on" if owner_alive(path) else "killed"
     return next((kind for mark, kind in MARKS.items() if (path / mark).is_file()), None)
-
-
-def _describe(path: Path, kind: Kind) -> tuple[str, str, str]:
-    """Return scenario, verdict and clock of an entry."""
-    mark = next((mark for mark, own in MARKS.items() if own == kind), None)
-    if mark is None:
-        return path.name.split(".")[0] if kind != "parts" else "", "", ""
-    try:
-        document = json.loads((path / mark).read_text())
-        return tuple(str(document.get(key) or "") for key in ("scenario", "status", "clock"))  # type: ignore[return-value]
-    except (OSError, ValueError):
-        return "", "unreadable", ""
 
 
 def _files(path: Path) -> Iterator[Path]:

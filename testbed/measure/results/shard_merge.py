@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from testbed.comm.collectives import between_groups
 from testbed.measure.fidelity.verdict import Invariant, Verdict, worst
 from testbed.measure.results.committed_work import committed_work, compute_rates
-from testbed.measure.results.link_summary import group_by_link, merge_dropping_ports, merge_paused_links
-from testbed.measure.results.records import COUNTERS
+from testbed.measure.results.link_summary import (
+    LinkReadings,
+    group_by_link,
+    merge_dropping_ports,
+    merge_paused_links,
+    plane_balance,
+    summarise_wan_links,
+)
+from testbed.measure.results.records import COUNTERS, LinkKey
 from testbed.measure.results.result import Bytes, Training, Variant
 from testbed.measure.results.serving_summary import variant_latencies
 from testbed.measure.results.shards import Record, ShardRecord, ShardVariant
@@ -19,10 +27,12 @@ from testbed.measure.results.summary import (
     SOCKET_COUNTERS,
     StepResult,
     compare_prediction,
+    describe_bottleneck,
+    distribution,
+    find_busiest_nic,
     gather_steps,
     middle_step,
     summarise_connections,
-    summarise_variant,
     undisturbed_steps,
 )
 from testbed.measure.results.training_summary import bytes_by_tier, describe_time_split
@@ -75,7 +85,7 @@ def merge_records(results: Sequence[ShardRecord]) -> Records:
         for link in result.links:
             moved = {**link, "time_s": link["time_s"] + offset_s}
             for counter in COUNTERS:
-                key = (*_link(link), counter)
+                key = LinkKey.of(link), counter
                 moved[counter] = link[counter] + totals.get(key, 0)
                 last[key] = moved[counter]
             links.append(moved)
@@ -107,66 +117,83 @@ def merge_variants(
     readings = group_by_link(records.links)
     variants = []
     for name in scenario.variant_names:
-        variant = scenario.variant(name)
         own = [entry for result in results if (entry := result.variant(name)) is not None]
-        samples = [sample for sample in records.samples if sample["variant"] == name]
-        steps = gather_steps(samples, scenario.ranks)
-        topology = variant.topology.resolve(scale)
-        hosts = variant.rank_hosts(topology)
-        # readings without a variant belong to all algorithms of the scenario
-        socket_readings = [reading for reading in records.sockets if reading.get("variant", name) == name]
-        figures = summarise_variant(
-            topology,
-            scale,
-            name=name,
-            algorithm=name if scenario.variants is None else next(iter(variant.named_algorithms)),
-            policy=variant.policy.label,
-            hosts=hosts,
-            steps=steps,
-            readings=readings,
-            connections=summarise_connections(
-                socket_readings, steps, [host.building for host in hosts], scale
-            ),
-            expected_wan_bytes=statistics.median(part.expected_wan_bytes for part in own),
-            verdict=merge_verdicts([part.verdict for part in own]).document(),
-            predicted_s=_predicted_s(own),
-        )
-        figures["control"] = own[0].control
-        of_step, times_s = step_work(variant), figures["step_time_s"]["samples"]
-        replications = [part.replication for part in own if part.replication is not None]
-        figures["work"] = done = committed_work(variant, of_step, times_s, replications)
-        figures["rates"] = compute_rates(of_step, done.elapsed_s, done.steps)
-        if own[0].events is not None:
-            figures["events"] = own[0].events
-        if own[0].replication is not None:
-            figures["replication"] = own[0].replication
-        figures |= variant_latencies(variant, own)
-        figures["pauses"] = merge_paused_links([part.pauses for part in own])
-        figures["port_drops"] = merge_dropping_ports([part.port_drops for part in own])
-        buildings = [topology.building(host.building).index for host in hosts]
-        figures["training"] = training = _training(own, steps, buildings, scale)
-        if training.schedule is not None:
-            figures["limited_by"] = describe_time_split(training.measured.document())
-        variants.append(Variant.model_validate(figures))
+        variants.append(_merge_variant(scenario, name, scale, own, records, readings))
     return variants
 
 
-def _predicted_s(own: Sequence[ShardVariant]) -> float | None:
-    """Return the median prediction: every shard has its own seed, and so its own ECMP hashes."""
-    found = [part.predicted_s for part in own if part.predicted_s is not None]
-    return statistics.median(found) if found else None
-
-
-def _median_shard(own: Sequence[ShardVariant]) -> ShardVariant:
-    """Return the shard with the median step time."""
-    return sorted(own, key=lambda part: part.step_time_s)[(len(own) - 1) // 2]
+def _merge_variant(
+    scenario: Scenario,
+    name: str,
+    scale: Scale,
+    own: Sequence[ShardVariant],
+    records: Records,
+    readings: Mapping[LinkKey, LinkReadings],
+) -> Variant:
+    variant = scenario.variant(name)
+    topology = variant.topology.resolve(scale)
+    hosts = variant.rank_hosts(topology)
+    buildings = [topology.building(host.building).index for host in hosts]
+    steps = gather_steps([sample for sample in records.samples if sample["variant"] == name], scenario.ranks)
+    whole = undisturbed_steps(steps)
+    # readings without a variant belong to all algorithms of the scenario
+    sockets = [reading for reading in records.sockets if reading.get("variant", name) == name]
+    times = distribution([scale.real_s(step.step_time_s) for step in steps])
+    compute_s = statistics.median(scale.real_s(step.compute_s) for step in steps)
+    exposed_s = statistics.median(scale.real_s(step.step_time_s - step.compute_s) for step in steps)
+    spans, places = [(step.start_s, step.end_s) for step in steps], [steps.index(step) for step in whole]
+    wan = summarise_wan_links(topology, readings, spans, scale, places)
+    expected = statistics.median(part.expected_wan_bytes for part in own)
+    observed = statistics.median(between_groups(step.sent_bytes, buildings) for step in whole)
+    predictions = [part.predicted_s for part in own if part.predicted_s is not None]
+    training = _training(own, steps, buildings, scale)
+    if training.schedule is not None:
+        limited_by = describe_time_split(training.measured.document())
+    else:
+        nic = find_busiest_nic(topology, whole, [host.name for host in hosts])
+        limited_by = describe_bottleneck(times["median"], exposed_s, compute_s, wan, nic)
+    of_step = step_work(variant)
+    replications = [part.replication for part in own if part.replication is not None]
+    work = committed_work(variant, of_step, times["samples"], replications)
+    figures = {
+        "name": name,
+        "algorithm": name if scenario.variants is None else next(iter(variant.named_algorithms)),
+        "policy": variant.policy.label,
+        "ranks": len(hosts),
+        "step_time_s": times,
+        # every shard has its own seed, and so its own ECMP hashes
+        "predicted": compare_prediction(statistics.median(predictions), times["median"])
+        if predictions
+        else None,
+        "compute_s": compute_s,
+        "exposed_comm_s": exposed_s,
+        "work": work,
+        "rates": compute_rates(of_step, work.elapsed_s, work.steps),
+        "wan_bytes": {
+            "expected": round(scale.real_bytes(expected)),
+            "observed": round(scale.real_bytes(observed)),
+        },
+        "wan_links": wan,
+        "plane_balance": plane_balance(wan),
+        "connections": summarise_connections(sockets, steps, [host.building for host in hosts], scale),
+        "limited_by": limited_by,
+        "verdict": merge_verdicts([part.verdict for part in own]),
+        "control": own[0].control,
+        "training": training,
+        "pauses": merge_paused_links([part.pauses for part in own]),
+        "port_drops": merge_dropping_ports([part.port_drops for part in own]),
+        **variant_latencies(variant, own),
+    }
+    set_by_events = {key: getattr(own[0], key) for key in ("events", "replication")}
+    figures |= {key: value for key, value in set_by_events.items() if value is not None}
+    return Variant.model_validate(figures)
 
 
 def _training(
     own: Sequence[ShardVariant], steps: Sequence[StepResult], buildings: Sequence[int], scale: Scale
 ) -> Training:
     """Return the training figures of the median shard, with bytes and prediction error of all steps."""
-    training = _median_shard(own).training
+    training = sorted(own, key=lambda part: part.step_time_s)[(len(own) - 1) // 2].training
     sent = [bytes_by_tier(step.sent_bytes, buildings, scale) for step in undisturbed_steps(steps)]
     tiers = {
         tier: Bytes(
@@ -192,7 +219,3 @@ def merge_verdicts(verdicts: Sequence[Verdict]) -> Verdict:
             if row.name not in rows or (row.ok is False and rows[row.name].ok is not False):
                 rows[row.name] = row
     return Verdict(status=status, invariants=tuple(rows.values()))
-
-
-def _link(record: dict[str, Any]) -> tuple[str, ...]:
-    return tuple(str(record[key]) for key in ("a", "b", "plane", "direction"))

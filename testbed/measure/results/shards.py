@@ -7,15 +7,16 @@ parallel. A shard's record is a directory that can be read by itself.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from testbed.measure.fidelity.link_invariants import DroppingPort
 from testbed.measure.fidelity.similarity import DimensionlessNumber
 from testbed.measure.fidelity.verdict import Verdict
 from testbed.measure.result_model import ResultModel
-from testbed.measure.results.link_summary import DroppingPort, PausedLink
+from testbed.measure.results.link_summary import PausedLink
 from testbed.measure.results.manifest import Manifest
 from testbed.measure.results.records import EVENTS, LINKS, SAMPLES
 from testbed.measure.results.replication import Replication
@@ -31,6 +32,15 @@ CONTROLLER, RULES, SOCKETS = "controller.jsonl", "rules.jsonl", "sockets.jsonl"
 CAPTURES, MONITORS = "captures", "monitor*.jsonl"
 FIGURES = "shard.json"
 Record = dict[str, Any]
+STREAMS = {
+    "samples": SAMPLES,
+    "links": LINKS,
+    "sockets": SOCKETS,
+    "events": EVENTS,
+    "controller": CONTROLLER,
+    "rules": RULES,
+}
+"""The file of each of a shard's records."""
 
 
 @dataclass(frozen=True)
@@ -81,24 +91,25 @@ def split_into_shards(scenario: Scenario) -> list[Shard]:
     - With variants, a shard has one variant and one trial, seeded by trial, and variants alternate. With elastic
       replicas it has one variant and all trials.
     """
-    shards: list[Shard] = []
-    if scenario.variants is not None and scenario.has_faults:
-        return [
-            Shard(number, name, 0, scenario.trials, scenario.seed)
-            for number, name in enumerate(scenario.variant_names)
+    names, trials = scenario.variant_names, scenario.trials
+    if scenario.variants is not None and not scenario.has_faults:
+        parts = [
+            (name, trial, 1, trial)
+            for trial in range(trials)
+            for name in (names if trial % 2 == 0 else names[::-1])
         ]
-    if scenario.variants is not None:
-        for trial in range(scenario.trials):
-            names = scenario.variant_names
-            for name in names if trial % 2 == 0 else names[::-1]:
-                shards.append(Shard(len(shards), name, trial, 1, scenario.seed + trial * SEED_STEP))
-        return shards
-    most = scenario.trials if scenario.all_events or scenario.has_faults else TRIALS
-    for name in scenario.variant_names:
-        for block, first in enumerate(range(0, scenario.trials, most)):
-            trials = min(most, scenario.trials - first)
-            shards.append(Shard(len(shards), name, first, trials, scenario.seed + block * SEED_STEP))
-    return shards
+    else:
+        is_whole = scenario.variants is not None or scenario.all_events or scenario.has_faults
+        most = trials if is_whole else TRIALS
+        parts = [
+            (name, first, min(most, trials - first), block)
+            for name in names
+            for block, first in enumerate(range(0, trials, most))
+        ]
+    return [
+        Shard(number, name, first, count, scenario.seed + block * SEED_STEP)
+        for number, (name, first, count, block) in enumerate(parts)
+    ]
 
 
 class ShardVariant(ResultModel):
@@ -158,8 +169,8 @@ class ShardRecord:
 
     def write(self) -> None:
         """Write the record into its directory."""
-        for name, lines in self._streams():
-            write_lines(self.folder / name, lines)
+        for field, name in STREAMS.items():
+            write_lines(self.folder / name, getattr(self, field))
         write_json(self.folder / FIGURES, {"shard": asdict(self.shard), **self.figures.document()})
 
     @classmethod
@@ -167,17 +178,8 @@ class ShardRecord:
         """Read the record from a directory that `write` filled."""
         document = json.loads((folder / FIGURES).read_text())
         shard = Shard(**document.pop("shard"))
-
-        def lines(name: str) -> list[Record]:
-            return [json.loads(line) for line in (folder / name).read_text().splitlines()]
-
-        names = (SAMPLES, LINKS, SOCKETS, EVENTS, CONTROLLER, RULES)
-        return cls(shard, folder, ShardFigures.model_validate(document), *map(lines, names))
-
-    def _streams(self) -> Iterator[tuple[str, Sequence[Record]]]:
-        yield SAMPLES, self.samples
-        yield LINKS, self.links
-        yield SOCKETS, self.sockets
-        yield EVENTS, self.events
-        yield CONTROLLER, self.controller
-        yield RULES, self.rules
+        streams = {
+            field: [json.loads(line) for line in (folder / name).read_text().splitlines()]
+            for field, name in STREAMS.items()
+        }
+        return cls(shard, folder, ShardFigures.model_validate(document), **streams)

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import statistics
 from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import comb
+from operator import itemgetter
 from typing import Any
 
-from testbed.comm.collectives import between_groups
-from testbed.measure.results.link_summary import LinkReadings, link_ends, plane_balance, summarise_wan_links
-from testbed.measure.results.records import LinkKey
-from testbed.spec.buildings import Host
+from testbed.measure.results.link_summary import link_ends
 from testbed.spec.scale import Scale
 from testbed.spec.topology import Topology
 from testbed.workload.plan import COMPUTING
 
+Record = Mapping[str, Any]
 LATENCY_BOUND_BELOW = 0.6  # a link busy for a smaller share of the step did not limit it
 SLOWER = 1.1  # a step that takes longer than this factor times its prediction counts as slow
 COMPUTE_BOUND_BELOW = 0.05  # below this share of exposed communication, a step is compute-bound
@@ -46,12 +46,12 @@ class StepResult:
         return self.end_s - self.start_s
 
 
-def first_start_s(samples: Sequence[Mapping[str, Any]]) -> float:
+def first_start_s(samples: Sequence[Record]) -> float:
     """Return when the first step started."""
     return float(min(sample["start_s"] for sample in samples if sample["operation"] == "step"))
 
 
-def gather_steps(samples: Sequence[Mapping[str, Any]], ranks: int) -> list[StepResult]:
+def gather_steps(samples: Sequence[Record], ranks: int) -> list[StepResult]:
     """Combine the ranks' samples into steps, in execution order.
 
     A step's compute time is that of the rank that computed longest.
@@ -59,14 +59,15 @@ def gather_steps(samples: Sequence[Mapping[str, Any]], ranks: int) -> list[StepR
     Raises:
         ValueError: If the sample of a rank is missing from a step.
     """
-    whole: dict[int, list[Mapping[str, Any]]] = {}
-    computing: dict[tuple[int, int], float] = {}
+    whole: dict[int, list[Record]] = defaultdict(list)
+    computing: dict[tuple[int, int], float] = defaultdict(float)
     for sample in samples:
         if sample["operation"] == "step":
-            whole.setdefault(sample["step"], []).append(sample)
+            whole[sample["step"]].append(sample)
         elif sample["operation"] in COMPUTING:
-            key = (sample["step"], sample["rank"])
-            computing[key] = computing.get(key, 0.0) + sample["end_s"] - sample["start_s"]
+            # in this order, which decides the last digit
+            key = sample["step"], sample["rank"]
+            computing[key] = computing[key] + sample["end_s"] - sample["start_s"]
     results = []
     for step, parts in sorted(whole.items()):
         is_elastic = "replicas" in parts[0]
@@ -93,7 +94,7 @@ def gather_steps(samples: Sequence[Mapping[str, Any]], ranks: int) -> list[StepR
     return results
 
 
-def _was_interrupted(part: Mapping[str, Any]) -> bool:
+def _was_interrupted(part: Record) -> bool:
     """Return whether a rank stopped during a step, sent its state to a returning rank, or wrote a checkpoint."""
     return bool(part["stopped_s"] or part["given_bytes"] or part.get("checkpoint_bytes"))
 
@@ -154,7 +155,7 @@ def describe_bottleneck(
     step_time_s: float,
     exposed_comm_s: float,
     compute_s: float,
-    wan: Sequence[Mapping[str, Any]],
+    wan: Sequence[Record],
     nic: tuple[str, float],
 ) -> str:
     """Say in one sentence what limited the step: computing, the busiest link, or latency.
@@ -187,67 +188,6 @@ def compare_prediction(predicted_s: float, measured_s: float) -> dict[str, float
     return {"step_time_s": predicted_s, "error": predicted_s / measured_s - 1}
 
 
-def summarise_variant(
-    topology: Topology,
-    scale: Scale,
-    *,
-    name: str,
-    algorithm: str,
-    policy: str,
-    hosts: Sequence[Host],
-    steps: Sequence[StepResult],
-    readings: Mapping[LinkKey, LinkReadings],
-    connections: Sequence[Mapping[str, Any]],
-    expected_wan_bytes: float,
-    verdict: Mapping[str, Any],
-    predicted_s: float | None,
-) -> dict[str, Any]:
-    """Return one variant's entry in a summary, in real units.
-
-    Args:
-        topology: The scaled topology.
-        scale: Converts the emulated figures to real ones.
-        name: Name of the variant.
-        algorithm: Algorithm of its collectives.
-        policy: Label of its transport policy.
-        hosts: Host of each rank.
-        steps: The measured steps, in emulated seconds.
-        readings: Link counters by link direction, emulated.
-        connections: Rows of `summarise_connections`.
-        expected_wan_bytes: Emulated payload between buildings per step, according to the plan.
-        verdict: The variant's verdict.
-        predicted_s: Predicted step time in real seconds; None if the model does not cover the scenario.
-    """
-    buildings = [topology.building(host.building).index for host in hosts]
-    times = distribution([scale.real_s(step.step_time_s) for step in steps])
-    compute_s = distribution([scale.real_s(step.compute_s) for step in steps])["median"]
-    exposed_s = distribution([scale.real_s(step.step_time_s - step.compute_s) for step in steps])["median"]
-    whole = undisturbed_steps(steps)
-    spans, places = [(step.start_s, step.end_s) for step in steps], [steps.index(step) for step in whole]
-    wan = summarise_wan_links(topology, readings, spans, scale, places)
-    nic = find_busiest_nic(topology, whole, [host.name for host in hosts])
-    observed = [between_groups(step.sent_bytes, buildings) for step in whole]
-    return {
-        "name": name,
-        "algorithm": algorithm,
-        "policy": policy,
-        "ranks": len(hosts),
-        "step_time_s": times,
-        "predicted": None if predicted_s is None else compare_prediction(predicted_s, times["median"]),
-        "compute_s": compute_s,
-        "exposed_comm_s": exposed_s,
-        "wan_bytes": {
-            "expected": round(scale.real_bytes(expected_wan_bytes)),
-            "observed": round(scale.real_bytes(distribution(observed)["median"])),
-        },
-        "wan_links": wan,
-        "plane_balance": plane_balance(wan),
-        "connections": list(connections),
-        "limited_by": describe_bottleneck(times["median"], exposed_s, compute_s, wan, nic),
-        "verdict": dict(verdict),
-    }
-
-
 CONFIDENCE = 0.95
 
 
@@ -277,7 +217,7 @@ CONNECTION = "rank", "peer", "dscp", "channel"  # the key of a connection within
 
 
 def summarise_connections(
-    readings: Iterable[Mapping[str, Any]],
+    readings: Iterable[Record],
     steps: Sequence[StepResult],
     buildings: Sequence[str],
     scale: Scale,
@@ -290,39 +230,35 @@ def summarise_connections(
         buildings: Building of each rank.
         scale: Converts emulated seconds to real ones.
     """
-    connections: dict[tuple[int, ...], tuple[list[float], list[Mapping[str, Any]]]] = {}
-    nics: dict[int, tuple[list[float], list[Mapping[str, Any]]]] = {}
+    connections: dict[tuple[int, ...], list[Record]] = defaultdict(list)
+    nics: dict[int, list[Record]] = defaultdict(list)
     for reading in readings:
-        key = tuple(reading[name] for name in CONNECTION)
-        times, own = connections.setdefault(key, ([], []))
-        times.append(reading["time_s"])
-        own.append(reading)
+        connections[tuple(reading[name] for name in CONNECTION)].append(reading)
         if WENT_BACK in reading:  # without bytes_acked, which belongs to the connection
-            times, nic = nics.setdefault(reading["rank"], ([], []))
-            times.append(reading["time_s"])
-            nic.append({name: reading[name] for name in (WENT_BACK, OUT_OF_SEQUENCE)})
-    groups: dict[tuple[str, str], list[tuple[int, ...]]] = {}
-    for key in connections:
+            nics[reading["rank"]].append(
+                {name: reading[name] for name in ("time_s", WENT_BACK, OUT_OF_SEQUENCE)}
+            )
+    groups: dict[tuple[str, str], list[list[Record]]] = defaultdict(list)
+    for key, own in connections.items():
         ends = buildings[key[0]], buildings[key[1]]
         if ends[0] != ends[1]:
-            groups.setdefault(ends, []).append(key)
+            groups[ends].append(own)
     rows = []
-    for (source, target), keys in sorted(groups.items()):
+    for (source, target), members in sorted(groups.items(), key=itemgetter(0)):
         round_trips: list[float] = []
         counts = dict.fromkeys(COUNTS[:1], 0)
-        for key in keys:
-            times, own = connections[key]
+        for own in members:
             for step in steps:
-                first, last = bisect_right(times, step.start_s), bisect_right(times, step.end_s)
+                first, last = _within(own, step)
                 round_trips += [scale.real_s(entry["rtt_s"]) for entry in own[first:last] if entry["rtt_s"]]
             for name in COUNTS:
-                if (growth := _growth(times, own, steps, name)) is not None:
+                if (growth := _growth(own, steps, name)) is not None:
                     counts[name] = counts.get(name, 0) + growth
         for name, building in ((WENT_BACK, source), (OUT_OF_SEQUENCE, target)):
-            found = [_growth(*nic, steps, name) for rank, nic in nics.items() if buildings[rank] == building]
+            found = [_growth(nic, steps, name) for rank, nic in nics.items() if buildings[rank] == building]
             if any(growth is not None for growth in found):
                 counts[name] = sum(growth or 0 for growth in found)
-        row: dict[str, Any] = {"from": source, "to": target, "connections": len(keys)}
+        row: dict[str, Any] = {"from": source, "to": target, "connections": len(members)}
         if round_trips:
             shown = min(round_trips), statistics.median(round_trips), max(round_trips)
             row["rtt_s"] = dict(zip(("min", "median", "max"), shown, strict=True))
@@ -330,16 +266,19 @@ def summarise_connections(
     return rows
 
 
-def _growth(
-    times: Sequence[float], own: Sequence[Mapping[str, Any]], steps: Sequence[StepResult], name: str
-) -> int | None:
-    """Return by how much a counter grew over all steps, or None if there is no such counter.
+def _within(own: Sequence[Record], step: StepResult) -> tuple[int, int]:
+    """Return the index of the first reading in a step, and that after the last one."""
+    first, last = (
+        bisect_right(own, time_s, key=itemgetter("time_s")) for time_s in (step.start_s, step.end_s)
+    )
+    return first, last
 
-    `times` are those of the readings `own`.
-    """
+
+def _growth(own: Sequence[Record], steps: Sequence[StepResult], name: str) -> int | None:
+    """Return by how much a counter grew over all steps, or None if there is no such counter."""
     found: int | None = None
     for step in steps:
-        first, last = bisect_right(times, step.start_s), bisect_right(times, step.end_s)
+        first, last = _within(own, step)
         if not last or name not in own[last - 1]:
             continue
         latest, before = own[last - 1], own[first - 1] if first else {}

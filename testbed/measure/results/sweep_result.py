@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import Field, PrivateAttr
+from pydantic import Field
 
 from testbed.measure.fidelity.verdict import Status, worst
-from testbed.measure.result_model import ResultModel
+from testbed.measure.result_model import ResultModel, StoredResult
 from testbed.measure.results.committed_work import Work
 from testbed.measure.results.notebook_views import make_frame
 from testbed.measure.results.records import read_model
@@ -54,14 +54,7 @@ class SweepAxis(ResultModel):
     @classmethod
     def of(cls, axis: Axis) -> SweepAxis:
         """Return the record of a requested axis."""
-        return cls(
-            path=axis.path,
-            label=axis.label,
-            texts=axis.texts,
-            numbers=axis.numbers,
-            unit=axis.unit,
-            log=axis.log,
-        )
+        return cls.model_validate(axis, from_attributes=True)
 
 
 class Measured(ResultModel):
@@ -119,7 +112,7 @@ class SweepPoint(ResultModel):
     run: str | None = Field(default=None, description="Directory of the run that measured it.")
 
 
-class Sweep(ResultModel):
+class Sweep(StoredResult):
     """The results of a sweep, as stored in `sweep.json`."""
 
     schema_version: Literal[1] = Field(default=1, alias="schema")
@@ -128,17 +121,11 @@ class Sweep(ResultModel):
     points: tuple[SweepPoint, ...]
     clock: Clock = Field(description="Clock of the measurements; `model` if nothing was measured.")
     made: dict[str, str] = Field(description="Versions, calibration and date.")
-    _folder: Path | None = PrivateAttr(default=None)
 
     @classmethod
     def open(cls, folder: Path | str) -> Sweep:
         """Read the sweep in a directory, or raise BadResult."""
         return read_model(Path(folder) / SWEEP, cls).at(Path(folder))
-
-    def at(self, folder: Path) -> Sweep:
-        """Set the directory where the sweep's files are, and return this sweep."""
-        self._folder = folder.resolve()
-        return self
 
     @property
     def folder(self) -> Path:

@@ -10,18 +10,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from testbed.net.controller.process import ControllerProcess
-from testbed.net.controller.rules import Action, Ecmp, FastFailover, Goto, Match, Output, Ports, Rule, SetDscp
+from testbed.net.controller.rules import Match, Ports
 from testbed.net.errors import ControllerError, NoPathError, PolicyError
 
 if TYPE_CHECKING:
     from testbed.net.controller.edges import EdgePorts
     from testbed.net.controller.policies import POLICIES, LinkPolicy, Mark, Policy, Route
     from testbed.net.controller.policy_view import Flow, LinkEnd, View
-    from testbed.net.controller.rule_compiler import CompiledPolicy, PolicyChoice, compute, compute_rules
+    from testbed.net.controller.rule_compiler import PolicyChoice, compute, compute_rules
 
 # Imported on first use: the controller process imports this package too and starts faster without them.
 _LATER = {
-    **dict.fromkeys(("CompiledPolicy", "PolicyChoice", "compute", "compute_rules"), "rule_compiler"),
+    **dict.fromkeys(("PolicyChoice", "compute", "compute_rules"), "rule_compiler"),
     "EdgePorts": "edges",
     **dict.fromkeys(("POLICIES", "LinkPolicy", "Mark", "Policy", "Route"), "policies"),
     **dict.fromkeys(("Flow", "LinkEnd", "View"), "policy_view"),
@@ -29,28 +29,20 @@ _LATER = {
 
 __all__ = [
     "POLICIES",
-    "Action",
-    "CompiledPolicy",
     "ControllerError",
     "ControllerProcess",
-    "Ecmp",
     "EdgePorts",
-    "FastFailover",
     "Flow",
-    "Goto",
     "LinkEnd",
     "LinkPolicy",
     "Mark",
     "Match",
     "NoPathError",
-    "Output",
     "Policy",
     "PolicyChoice",
     "PolicyError",
     "Ports",
     "Route",
-    "Rule",
-    "SetDscp",
     "View",
     "compute",
     "compute_rules",

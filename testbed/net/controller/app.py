@@ -24,18 +24,24 @@ CHECK_INTERVAL_S = 2.0
 MAX_ATTEMPTS = 2  # writes of the same rules before a mismatch is an error
 
 
-def _guarded(handler: Callable[[RuleInstaller, Any], None]) -> Callable[[RuleInstaller, Any], None]:
-    """Turn a handler's exception into an error event; the libraries would only log it and continue."""
+Handler = Callable[["RuleInstaller", Any], None]
 
-    @functools.wraps(handler)
-    def guarded(self: RuleInstaller, event: Any) -> None:
-        try:
-            handler(self, event)
-        except Exception as error:
-            self.fail(f"{handler.__name__}: {type(error).__name__}: {error}")
-            raise
 
-    return guarded
+def _handles(message: Any) -> Callable[[Handler], Handler]:
+    """Decorate the handler of a message. Its exception becomes an error event; the libraries would only log it."""
+
+    def decorate(handler: Handler) -> Handler:
+        @functools.wraps(handler)
+        def guarded(self: RuleInstaller, event: Any) -> None:
+            try:
+                handler(self, event)
+            except Exception as error:
+                self.fail(f"{handler.__name__}: {type(error).__name__}: {error}")
+                raise
+
+        return on(message)(guarded)
+
+    return decorate
 
 
 class RuleInstaller(Application):  # type: ignore[misc]  # the libraries have no types
@@ -156,8 +162,7 @@ class RuleInstaller(Application):  # type: ignore[misc]  # the libraries have no
 
     # ---- handlers of OpenFlow messages
 
-    @on(ofp_event.EventOFPStateChange)
-    @_guarded
+    @_handles(ofp_event.EventOFPStateChange)
     def connected(self, event: Any) -> None:
         """Open a session for a switch that has identified itself, and request its ports."""
         datapath = event.datapath
@@ -170,8 +175,7 @@ class RuleInstaller(Application):  # type: ignore[misc]  # the libraries have no
         self._sessions[datapath.id] = session
         self._send(session, datapath.ofproto_parser.OFPPortDescStatsRequest(datapath, 0))
 
-    @on(ofp_event.EventOFPPortDescStatsReply)
-    @_guarded
+    @_handles(ofp_event.EventOFPPortDescStatsReply)
     def ports_arrived(self, event: Any) -> None:
         """Check that every port in the rules exists, since switches accept rules for missing ports."""
         session = self._session(event.msg)
@@ -201,8 +205,7 @@ class RuleInstaller(Application):  # type: ignore[misc]  # the libraries have no
             return True  # a bridge's local port is never brought up
         return not (port.state & protocol.OFPPS_LINK_DOWN or port.config & protocol.OFPPC_PORT_DOWN)
 
-    @on(ofp_event.EventOFPPortStatus)
-    @_guarded
+    @_handles(ofp_event.EventOFPPortStatus)
     def port_changed(self, event: Any) -> None:
         """Report a port that went down or came up."""
         session = self._sessions.get(event.msg.datapath.id)
@@ -231,8 +234,7 @@ class RuleInstaller(Application):  # type: ignore[misc]  # the libraries have no
         self._send(session, parser.OFPGroupDescStatsRequest(session.datapath, 0))
         self._send(session, parser.OFPFlowStatsRequest(session.datapath))
 
-    @on(ofp_event.EventOFPGroupDescStatsReply)
-    @_guarded
+    @_handles(ofp_event.EventOFPGroupDescStatsReply)
     def groups_arrived(self, event: Any) -> None:
         """Record the groups of a switch; replies come in request order, so flows are next."""
         session = self._session(event.msg)
@@ -240,8 +242,7 @@ class RuleInstaller(Application):  # type: ignore[misc]  # the libraries have no
             for entry in event.msg.body:
                 session.groups[entry.group_id] = parse_group(session.datapath, entry)
 
-    @on(ofp_event.EventOFPFlowStatsReply)
-    @_guarded
+    @_handles(ofp_event.EventOFPFlowStatsReply)
     def flows_arrived(self, event: Any) -> None:
         """Compare the rules of a switch with the desired ones, both before a write and after it."""
         session = self._session(event.msg)
@@ -296,8 +297,7 @@ class RuleInstaller(Application):  # type: ignore[misc]  # the libraries have no
         bundle.commit()
         self._send(session, datapath.ofproto_parser.OFPBarrierRequest(datapath))
 
-    @on(ofp_event.EventOFPErrorMsg)
-    @_guarded
+    @_handles(ofp_event.EventOFPErrorMsg)
     def refused(self, event: Any) -> None:
         """Report a refused message with bridge, rule and reason, and roll back."""
         message = event.msg
@@ -315,8 +315,7 @@ class RuleInstaller(Application):  # type: ignore[misc]  # the libraries have no
         what = "a request" if rule is None else f"rule: {rule}"
         self._roll_back(session, f"{session} refused {what}: {why}")
 
-    @on(ofp_event.EventOFPBarrierReply)
-    @_guarded
+    @_handles(ofp_event.EventOFPBarrierReply)
     def processed(self, event: Any) -> None:
         """Read the rules back once a switch has processed all of them."""
         session = self._session(event.msg)

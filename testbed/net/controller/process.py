@@ -9,12 +9,12 @@ import os
 import secrets
 import subprocess
 import sys
-import tempfile
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from testbed.net.controller.rules import Rule, dumps
 from testbed.net.errors import ControllerError, PolicyError
@@ -63,8 +63,8 @@ class ControllerProcess:
             self._environment["TESTBED_CONTROLLER_TOKEN"] = self._token
         self._command = [self.python, "-m", "testbed.net.controller", "--rules", "-"]
         self._process: subprocess.Popen[str] | None = None
-        self._reader: threading.Thread | None = None
-        self._stderr: IO[str] = tempfile.TemporaryFile("a+", errors="replace")  # noqa: SIM115 (closed in stop)
+        self._threads: list[threading.Thread] = []
+        self._stderr_lines: deque[str] = deque(maxlen=KEPT_STDERR_LINES)
         self._changed = threading.Condition()
         self._port: int | None = None
         self._api_port: int | None = None
@@ -89,7 +89,7 @@ class ControllerProcess:
                 [*self._command, *ports],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=self._stderr,
+                stderr=subprocess.PIPE,
                 text=True,
                 env=self._environment,
                 start_new_session=True,  # Ctrl-C goes to our parent and must not end the controller first
@@ -97,8 +97,12 @@ class ControllerProcess:
         except OSError as error:
             raise ControllerError(f"{self._command[0]}: {error.strerror}") from error
         self._process = process
-        self._reader = threading.Thread(target=self._read_events, args=(process,), daemon=True)
-        self._reader.start()
+        # In a guest, random numbers follow the tree of processes and threads: a thread less would change later ones.
+        messages = threading.Thread(target=self._read_messages, args=(process,), daemon=True)
+        events = threading.Thread(target=self._read_events, args=(process, messages), daemon=True)
+        self._threads = [messages, events]
+        for thread in self._threads:
+            thread.start()
         assert process.stdin is not None
         # A process that exits before it reads its input explains why on standard error.
         with contextlib.suppress(BrokenPipeError), process.stdin as pipe:
@@ -116,7 +120,9 @@ class ControllerProcess:
         process = self._process
         if process is None or process.poll() is None or self.restarts >= MAX_RESTARTS or not self._ready:
             return False
-        self._join(process)
+        for thread in self._threads:
+            thread.join()
+        close_pipes(process)
         self.restarts += 1
         self.log({"event": "restarted", "time_s": time.monotonic(), "status": process.returncode})
         self._reset()
@@ -172,12 +178,8 @@ class ControllerProcess:
             return
         process.terminate()
         wait_or_kill(process, STOP_TIMEOUT_S)
-        self._join(process)
-        self._stderr.close()
-
-    def _join(self, process: subprocess.Popen[str]) -> None:
-        assert self._reader is not None
-        self._reader.join()
+        for thread in self._threads:
+            thread.join()
         close_pipes(process)
 
     def _wait(self, condition: Callable[[], bool], timeout_s: float, what: str) -> None:
@@ -199,7 +201,7 @@ class ControllerProcess:
         self._process.wait()
         raise ControllerError(str(self.failure()))
 
-    def _read_events(self, process: subprocess.Popen[str]) -> None:
+    def _read_events(self, process: subprocess.Popen[str], messages: threading.Thread) -> None:
         assert process.stdout is not None
         for line in process.stdout:
             with self._changed:
@@ -208,6 +210,7 @@ class ControllerProcess:
                 except (ValueError, KeyError, TypeError):
                     self._error = self._error or f"not an event: {line.strip()}"
                 self._changed.notify_all()
+        messages.join()  # so that all of standard error has been read
         with self._changed:
             self._ended = True
             self._changed.notify_all()
@@ -230,10 +233,13 @@ class ControllerProcess:
         elif kind == "error" and self._error is None:
             self._error = event["message"]
 
+    def _read_messages(self, process: subprocess.Popen[str]) -> None:
+        assert process.stderr is not None
+        for line in process.stderr:
+            self._stderr_lines.append(line.rstrip())
+
     def _stderr_tail(self) -> str:
-        self._stderr.seek(0)
-        lines = self._stderr.read().splitlines()[-KEPT_STDERR_LINES:]
-        return "; its standard error:\n" + "\n".join(line.rstrip() for line in lines) if lines else ""
+        return "; its standard error:\n" + "\n".join(self._stderr_lines) if self._stderr_lines else ""
 
 
 TIMEOUT_S = 60.0

@@ -7,6 +7,7 @@ packet loops or is dropped.
 from __future__ import annotations
 
 import contextlib
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -144,8 +145,8 @@ def _compile_rules(
 ) -> dict[int, list[Rule]]:
     ports = {edge.building: link_ports(view.topology, edge) for edge in edges}
     by_building: dict[str, list[Rule]] = {edge.building: [] for edge in edges}
-    marked = _resolve_marks(view, marks)
-    table = ROUTES_AFTER_MARKS if marked else 0
+    marking = _marking_rules(view, edges, marks)
+    table = ROUTES_AFTER_MARKS if marking else 0
     seen: dict[tuple[str, int, Match], Route] = {}
     for route in routes:
         if route.at not in by_building:
@@ -167,20 +168,11 @@ def _compile_rules(
     rules: dict[int, list[Rule]] = {}
     for edge in edges:
         own = [replace(rule, table=table) for rule in fixed_rules(view.topology, edge)]
-        marking = [
-            Rule(
-                BUILDING_PRIORITY,
-                Match(edge.local, ipv4_src=f"{address}/32"),
-                (SetDscp(dscp), Goto(table)),
-                f"{host} is marked {dscp}",
-            )
-            for host, building, address, dscp in marked
-            if building == edge.building
-        ]
+        first = marking.get(edge.building, [])
         if table:
-            marking.append(Rule(DROP_PRIORITY, Match(), (Goto(table),), "everything else is not marked"))
+            first.append(Rule(DROP_PRIORITY, Match(), (Goto(table),), "everything else is not marked"))
         # the last of the fixed rules drops all other packets
-        rules[edge.dpid] = [*marking, *own[:-1], *by_building[edge.building], own[-1]]
+        rules[edge.dpid] = [*first, *own[:-1], *by_building[edge.building], own[-1]]
     return rules
 
 
@@ -197,16 +189,21 @@ def _compile_action(view: View, route: Route, ports: Mapping[str, int]) -> Actio
     return FastFailover(numbers) if route.first_up else Ecmp(numbers, view.seed % (MAX_SEED + 1))
 
 
-def _resolve_marks(view: View, marks: Iterable[Mark]) -> list[tuple[str, str, str, int]]:
+def _marking_rules(view: View, edges: Sequence[EdgePorts], marks: Iterable[Mark]) -> dict[str, list[Rule]]:
+    """Return the rules that mark packets, by building; empty without marks."""
     hosts = {host.name: host for host in view.topology.hosts}
-    found = []
+    local = {edge.building: edge.local for edge in edges}
+    found: dict[str, list[Rule]] = defaultdict(list)
     for mark in marks:
         if mark.host not in hosts:
             raise PolicyError(
                 f"mark: got {mark.host!r}, expected a host: {did_you_mean(mark.host, list(hosts))}"
             )
         host = hosts[mark.host]
-        found.append((host.name, host.building, host.ip, mark.dscp))
+        match = Match(local[host.building], ipv4_src=f"{host.ip}/32")
+        actions = SetDscp(mark.dscp), Goto(ROUTES_AFTER_MARKS)
+        comment = f"{host.name} is marked {mark.dscp}"
+        found[host.building].append(Rule(BUILDING_PRIORITY, match, actions, comment))
     return found
 
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from testbed.net.fabric.assembly import MachinePlacement
 from testbed.net.fabric.bridges import NIC
 from testbed.net.fabric.fingerprint import EVERYTHING
+from testbed.net.fabric.namespace_setup import ROOT_NAME, NamespaceSettings, namespace_settings
 from testbed.net.fabric.namespaces import MachineOperations
 from testbed.net.fabric.open_vswitch import EdgeTable
 from testbed.net.fabric.plan import WAN_NODE, Plan
-from testbed.net.fabric.verify import ROOT_NAME, NamespaceSettings, namespace_settings
 from testbed.net.links import LinkError
 from testbed.net.links.ingress import ingress_device
 

@@ -264,12 +264,12 @@ def select_fabric(
     """
     if name is not None:
         found = [state for state in states if name in (state.id, state.topology)]
-        if len(found) == 1:
-            return found[0]
-        if found:
+        if len(found) > 1:
             raise FabricError(f"several fabrics are called {name}, select one by its id: {_describe(found)}")
-        known = ", ".join(state.id for state in states) or "none"
-        raise FabricError(f"no fabric {name!r} is up; up: {known}")
+        if not found:
+            known = ", ".join(state.id for state in states) or "none"
+            raise FabricError(f"no fabric {name!r} is up; up: {known}")
+        return found[0]
     if not states:
         raise FabricError("no fabric is up; start one with: testbed up topologies/two-buildings.yaml")
     if len(states) == 1:

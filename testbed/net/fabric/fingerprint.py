@@ -10,7 +10,7 @@ from __future__ import annotations
 import select
 from collections.abc import Iterable, Iterator
 
-from testbed.net.fabric.verify import NamespaceSettings
+from testbed.net.fabric.namespace_setup import NamespaceSettings
 from testbed.net.links import state_diff
 from testbed.net.links.namespace_state import OFFLOADS, Event, Key, NamespaceState, State, is_permanent
 from testbed.net.links.socket_table import SocketTable
@@ -120,9 +120,7 @@ class Fingerprint:
             now = namespace.read_offloads(key[1])
             if before == now:
                 words = self._words(name, namespace, (OFFLOADS, key[1]), "changed for a moment")
-        if new is not None and not is_permanent(key[0], new) and old is None:
-            return words
-        if new is None and old is None:
+        if old is None and (new is None or not is_permanent(key[0], new)):
             return words
         if old is not None and new is not None and not state_diff.differs(key, old, new):
             return words

@@ -1,16 +1,23 @@
-"""The settings of each namespace of a fabric: addresses, neighbours, forwarding, rates, TCP. This module is pure."""
+"""The settings of each namespace of a fabric: addresses, neighbours, forwarding, rates, TCP. This module is pure.
+
+A `Setup` makes the settings; `NamespaceSettings` are those that are read back.
+"""
 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from testbed.net.fabric.bridges import NIC, Bridge
-from testbed.net.fabric.plan import HOSTS_NET, Multipath, Plan
-from testbed.net.links.ingress import add_ingress_delays
+from testbed.net.fabric.plan import HOSTS_NET, WAN_NODE, Multipath, Plan
+from testbed.net.links.ingress import CUT_THROUGH_DEVICE, IngressDelay, add_ingress_delays, ingress_device
 from testbed.net.links.setup import Setup
-from testbed.net.links.shaping import shape_commands
+from testbed.net.links.shaping import Shape, qdisc_kinds, shape_commands
 from testbed.spec.buildings import Building, Host
-from testbed.spec.links import ETHERNET_HEADER_BYTES
+from testbed.spec.link_direction import ETHERNET_HEADER_BYTES
 from testbed.spec.topology import Topology, probe_address
 from testbed.spec.transport import MAX_SUBFLOWS
 
@@ -127,6 +134,93 @@ def edge_setup(plan: Plan) -> Setup:
             setup.sysctls[f"net.ipv6.conf.{interface}.disable_ipv6"] = "1"
             setup.add_interface(interface, plan.topology.mtu)
     return setup
+
+
+ROOT_NAME = "the root namespace"
+
+
+@dataclass(frozen=True)
+class NamespaceSettings:
+    """The expected settings of a namespace.
+
+    Attributes:
+        name: Its name.
+        pid: A process in it; None for the root namespace.
+        interfaces: Its interfaces.
+        mtu: The MTU of all interfaces.
+        shapes: The shape of each interface that has one.
+        sysctls: Kernel parameters.
+        rto_min_ms: TCP's minimum RTO on the route to other hosts; None for Linux's default.
+        bridge: Whether the interfaces are bridge ports, which must neither learn nor flood.
+        ingress_delays: The ingress delay of each interface that has one.
+        engine_disciplines: The kinds of qdiscs that the link engine has added to each interface.
+    """
+
+    name: str
+    pid: int | None
+    interfaces: tuple[str, ...]
+    mtu: int
+    shapes: Mapping[str, Shape] = field(default_factory=dict)
+    sysctls: Mapping[str, str] = field(default_factory=dict)
+    rto_min_ms: int | None = None
+    bridge: bool = False
+    ingress_delays: Mapping[str, IngressDelay] = field(default_factory=dict)
+    engine_disciplines: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    @property
+    def has_sockets(self) -> bool:
+        """Whether it has connections, so that its kernel parameters are also compared by value."""
+        return self.pid is None or self.interfaces == (NIC,)
+
+
+def namespace_settings(plan: Plan, pids: Mapping[str, int]) -> Iterator[NamespaceSettings]:
+    """Yield the expected settings of every namespace of a fabric."""
+    engine_disciplines = _engine_disciplines(plan)
+    shapes: dict[str, dict[str, Shape]] = defaultdict(dict)
+    for (node, interface), shape in plan.shapes.items():
+        shapes[node][interface] = shape
+
+    def expected(node: str | None, interfaces: Iterable[str], **more: Any) -> NamespaceSettings:
+        name = ROOT_NAME if node is None else node
+        return NamespaceSettings(
+            name,
+            None if node is None else pids[node],
+            tuple(interfaces),
+            plan.topology.mtu,
+            shapes[name],
+            ingress_delays=plan.ingress_delays_of(name),
+            engine_disciplines=engine_disciplines[node],
+            **more,
+        )
+
+    basic = HOST_SYSCTLS
+    yield expected(None, [name for edge in plan.edges for name in edge.interfaces])
+    inner = [name for wire in plan.wires() for name in (wire.inner_a, wire.inner_b)]
+    yield expected(WAN_NODE, inner, sysctls=basic)
+    for bridge in plan.bridges:
+        yield expected(bridge.name, [port.interface for port in bridge.ports], sysctls=basic, bridge=True)
+    for edge in plan.edges:
+        yield expected(edge.probe, [NIC], sysctls=basic)
+    sysctls = {**basic, **buffer_sysctls(plan.topology)}
+    rto_min_ms = plan.rto_min_ms if plan.time_dilation != 1 else None
+    for host in plan.topology.hosts:
+        yield expected(host.name, [NIC], sysctls=sysctls, rto_min_ms=rto_min_ms)
+
+
+def _engine_disciplines(plan: Plan) -> dict[str | None, dict[str, list[str]]]:
+    """Return the kinds of qdiscs that the link engine adds, by namespace and interface."""
+    found: dict[str | None, dict[str, list[str]]] = defaultdict(dict)
+    if plan.link_engine != "netem":
+        return found
+    wan = found[WAN_NODE] = {CUT_THROUGH_DEVICE: ["netem"]}
+    for wire in plan.wires():
+        for inner, node, outer, direction in (
+            (wire.inner_a, wire.node_a, wire.outer_a, wire.a_to_b),
+            (wire.inner_b, wire.node_b, wire.outer_b, wire.b_to_a),
+        ):
+            wan |= {inner: ["ingress", "netem"], ingress_device(inner): ["netem"]}
+            found[node][outer] = sorted(qdisc_kinds(Shape.from_direction(direction)))
+    return found
 
 
 LINUX_RECEIVE_BUFFER_BYTES, LINUX_SEND_BUFFER_BYTES = 6 << 20, 4 << 20

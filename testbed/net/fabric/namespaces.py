@@ -6,7 +6,8 @@ import functools
 import json
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +15,35 @@ from pyroute2 import IPRoute
 
 from testbed.net.errors import FabricError
 from testbed.net.fabric.fingerprint import Fingerprint
-from testbed.net.fabric.verify import NamespaceSettings, verify, verify_offloads
-from testbed.net.links.interfaces import NodeCounts, read_interfaces, read_node_counts
+from testbed.net.fabric.namespace_setup import NamespaceSettings
+from testbed.net.links import SettingMismatch
+from testbed.net.links.ingress import CUT_THROUGH_DEVICE, ingress_device, verify_ingress_delays
+from testbed.net.links.interfaces import (
+    NodeCounts,
+    Qdisc,
+    read_interfaces,
+    read_node_counts,
+    read_qdiscs,
+    read_route_rto_min_ms,
+)
 from testbed.net.links.netlink import Netlink
 from testbed.net.links.netns import empty_network_namespace, network_namespace
-from testbed.net.links.setup import Setup
+from testbed.net.links.setup import (
+    MAX_GSO_SEGMENTS,
+    Setup,
+    enabled_offloads,
+    read_sysctl,
+    supported_sysctls,
+)
+from testbed.net.links.shaping import qdisc_kinds
+from testbed.net.links.shaping_readback import verify_shapes
 from testbed.processes import close_pipes, wait_or_kill
 
 VXLAN_PORT = 4789
 STOP_TIMEOUT_S = 5.0
+# The qdiscs that the kernel gives an interface by default.
+_DEFAULT_KINDS = {"noqueue", "noop"}
+_MUST_BE_OFF = {"IFLA_BRPORT_LEARNING": 8, "IFLA_BRPORT_UNICAST_FLOOD": 9, "IFLA_BRPORT_MCAST_FLOOD": 27}
 
 
 class MachineOperations:
@@ -89,12 +110,48 @@ class MachineOperations:
         setup.apply(pid)
 
     def verify(self, settings: NamespaceSettings) -> None:
-        """Read a namespace's settings back and compare them."""
-        verify(settings)
+        """Read a namespace's settings back: rates and queues of NICs, MTUs, kernel parameters and bridge ports.
+
+        The link engine reads back the settings of WAN links itself.
+
+        Raises:
+            SettingMismatch: A setting is not as expected.
+            LinkError: The settings cannot be read.
+        """
+        with network_namespace(settings.pid), Netlink() as netlink:
+            links = {link.name: link for link in read_interfaces(netlink)}
+            names = {link.index: name for name, link in links.items()}
+            present = read_qdiscs(netlink)
+            on = {
+                name: (link.index, [discipline for discipline in present if discipline.index == link.index])
+                for name, link in links.items()
+            }
+            verify_shapes(netlink, settings.shapes, settings.mtu, on)
+            verify_ingress_delays(netlink, settings.ingress_delays, names, present)
+            _verify_disciplines(settings, names, present)
+            if settings.rto_min_ms is not None and settings.rto_min_ms not in read_route_rto_min_ms(netlink):
+                raise SettingMismatch(settings.name, "rto_min in ms", settings.rto_min_ms, "no such route")
+            for key, value in supported_sysctls(settings.sysctls).items():
+                if (found := read_sysctl(key)) != value:
+                    raise SettingMismatch(settings.name, key, value, found)
+        for interface in settings.interfaces:
+            link = links.get(interface)
+            where = f"{settings.name}: {interface}"
+            if link is None or link.mtu != settings.mtu:
+                raise SettingMismatch(where, "mtu", settings.mtu, link and link.mtu)
+            if link.gso_max_segs != MAX_GSO_SEGMENTS:
+                raise SettingMismatch(where, "gso_max_segs", MAX_GSO_SEGMENTS, link.gso_max_segs)
+            for flag, number in _MUST_BE_OFF.items() if settings.bridge else ():
+                state = link.bridge_port.get(number)
+                if state != b"\0":
+                    raise SettingMismatch(where, flag, 0, state and state[0])
 
     def verify_offloads(self, settings: NamespaceSettings) -> None:
-        """Read the interfaces' offloads back and check that they are off."""
-        verify_offloads(settings)
+        """Check that no interface passes on packets larger than those on the wire; SettingMismatch if one does."""
+        with network_namespace(settings.pid):
+            for interface in settings.interfaces:
+                if on := enabled_offloads(interface):
+                    raise SettingMismatch(f"{settings.name}: {interface}", on[0], "off", "on")
 
     def frames(self, interface: str, pid: int | None) -> tuple[int, int]:
         """Return (frames received, frames sent) by an interface in the namespaces of process `pid`."""
@@ -134,6 +191,30 @@ class MachineOperations:
             close_pipes(self._holder)
             wait_or_kill(self._holder, STOP_TIMEOUT_S)
             self._holder = None
+
+
+def _verify_disciplines(
+    settings: NamespaceSettings, names: Mapping[int, str], present: Iterable[Qdisc]
+) -> None:
+    """Check that interfaces have exactly the expected qdiscs."""
+    asked: dict[str, set[str]] = defaultdict(set)
+    for interface, own in settings.engine_disciplines.items():
+        asked[interface].update(own)
+    for interface, shape in settings.shapes.items():
+        asked[interface].update(qdisc_kinds(shape))
+    for interface in settings.ingress_delays:
+        asked[interface].add("ingress")
+        asked |= {ingress_device(interface): {"netem"}, CUT_THROUGH_DEVICE: {"netem"}}
+    found: dict[str, set[str]] = defaultdict(set)
+    for discipline in present:
+        found[names.get(discipline.index, "")].add(discipline.kind)
+    for name in names.values():
+        if settings.pid is None and name not in settings.interfaces:
+            continue  # an interface of the machine
+        kinds = found[name] - _DEFAULT_KINDS
+        if kinds != asked[name]:
+            shown = [", ".join(sorted(own)) or "none" for own in (asked[name], kinds)]
+            raise SettingMismatch(f"{settings.name}: {name}", "queueing disciplines", *shown)
 
 
 @functools.cache

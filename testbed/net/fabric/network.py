@@ -29,12 +29,12 @@ from testbed.net.fabric.fabric_state import (
     write_private,
 )
 from testbed.net.fabric.machines import Machine
+from testbed.net.fabric.namespace_setup import namespace_settings
 from testbed.net.fabric.namespaces import MachineOperations
 from testbed.net.fabric.open_vswitch import large_receive_buffers
 from testbed.net.fabric.running_fabric import describe, engine_of, inspect
 from testbed.net.fabric.selftest import check_transfers, far_end_macs, measure_path_excess
 from testbed.net.fabric.tunnel import TunnelMeasurement
-from testbed.net.fabric.verify import namespace_settings
 from testbed.net.links import LinkEngine, LinkError
 from testbed.net.links.interfaces import NodeCounts
 from testbed.net.links.link_engine import compare_settings, requested_settings

@@ -125,45 +125,36 @@ class FabricCounters:
     backlog_drops: int
 
 
-class CounterReader:
-    """A reader of a running fabric's counters; use it as a context manager."""
+def read_counters(plan: Plan, netlink: Netlink) -> FabricCounters:
+    """Read all counters; LinkError or KeyError if a part is gone.
 
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
-        self._root = Netlink()
-        self._ends = {(port.link_index, port.side): port for port in plan.wan_ports}
-
-    def __enter__(self) -> CounterReader:
-        return self
-
-    def __exit__(self, *reason: object) -> None:
-        self._root.close()
-
-    def read(self) -> FabricCounters:
-        """Read all counters; LinkError or KeyError if a part is gone."""
-        plan = self._plan
-        stats = {
-            link.name: link
-            for link in read_interfaces(self._root, statistics=True)
-            if link.name.startswith(plan.prefix)
-        }
-        wan = [
-            WanCounters(
-                *(link.a, link.b, link.plane, direction),
-                entered_packets=stats[self._ends[index, near].edge_interface].tx_packets,
-                arrived_packets=stats[self._ends[index, far].edge_interface].rx_packets,
-            )
-            for index, link in enumerate(plan.topology.wan)
-            for direction, near, far in (("a_to_b", "a", "b"), ("b_to_a", "b", "a"))
-        ]
-        edges = {
-            edge.building.name: (
-                sum(stats[name].rx_packets for name in edge.interfaces),
-                sum(stats[name].tx_packets for name in edge.interfaces),
-            )
-            for edge in plan.edges
-        }
-        return FabricCounters(tuple(wan), edges, backlog_drops())
+    Args:
+        plan: The fabric's plan.
+        netlink: A socket in the root namespace.
+    """
+    ends = {(port.link_index, port.side): port for port in plan.wan_ports}
+    stats = {
+        link.name: link
+        for link in read_interfaces(netlink, statistics=True)
+        if link.name.startswith(plan.prefix)
+    }
+    wan = [
+        WanCounters(
+            *(link.a, link.b, link.plane, direction),
+            entered_packets=stats[ends[index, near].edge_interface].tx_packets,
+            arrived_packets=stats[ends[index, far].edge_interface].rx_packets,
+        )
+        for index, link in enumerate(plan.topology.wan)
+        for direction, near, far in (("a_to_b", "a", "b"), ("b_to_a", "b", "a"))
+    ]
+    edges = {
+        edge.building.name: (
+            sum(stats[name].rx_packets for name in edge.interfaces),
+            sum(stats[name].tx_packets for name in edge.interfaces),
+        )
+        for edge in plan.edges
+    }
+    return FabricCounters(tuple(wan), edges, backlog_drops())
 
 
 def backlog_drops() -> int:

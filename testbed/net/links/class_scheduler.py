@@ -154,10 +154,6 @@ class ClassQueues(Generic[T]):
     def __len__(self) -> int:
         return self.packets
 
-    def class_of_dscp(self, dscp: int) -> int:
-        """Return the number of the class that a DSCP belongs to."""
-        return self._by_dscp[dscp]
-
     def enqueue(self, number: int, item: QueuedItem[T]) -> int | None:
         """Queue an item in a class.
 
@@ -266,7 +262,7 @@ class Scheduler(ClassQueues[bytes]):
     def class_of(self, frame: bytes) -> int:
         """Return the number of the class that a frame belongs to, by its DSCP."""
         ipv4 = frame[12:14] == b"\x08\x00" and len(frame) >= 34
-        return self.class_of_dscp(frame[15] >> 2) if ipv4 else self.default
+        return self._by_dscp[frame[15] >> 2] if ipv4 else self.default
 
     def backlog_bytes(self, frame: bytes) -> int:
         """Return the bytes queued in the class that a frame belongs to."""

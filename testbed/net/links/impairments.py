@@ -6,9 +6,8 @@ import math
 import random
 from typing import NamedTuple
 
-from testbed.spec.link_direction import PACKET_FAULTS, Direction
+from testbed.spec.link_direction import ETHERNET_HEADER_BYTES, PACKET_FAULTS, Direction
 
-ETHERNET_HEADER_BYTES = 14
 PARETO_SHAPE = 3.0  # as in iproute2's table for netem
 _PARETO_MEAN = PARETO_SHAPE / (PARETO_SHAPE - 1)
 _PARETO_DEVIATION = math.sqrt(PARETO_SHAPE / (PARETO_SHAPE - 2)) / (PARETO_SHAPE - 1)

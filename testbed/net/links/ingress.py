@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from testbed.net.errors import SettingMismatch
-from testbed.net.links.interfaces import Qdisc, netem_delay_and_loss, netem_rate, read_redirect_targets
+from testbed.net.links.interfaces import NetemOptions, Qdisc, read_redirect_targets
 from testbed.net.links.link_engine import SHARE_TOLERANCE, TIME_TOLERANCE_S
 from testbed.net.links.netlink import Netlink
 from testbed.net.links.setup import Setup
@@ -136,17 +136,16 @@ def verify_ingress_delays(
     if not asked:
         return
     indexes = {name: index for index, name in names.items()}
-    netems = {names[one.index]: one.options for one in found if one.kind == "netem"}
+    netems = {names[one.index]: NetemOptions.parse(one.options) for one in found if one.kind == "netem"}
     for interface, delay in asked.items():
-        options = netems.get(ingress_device(interface))
-        rate = None if options is None else netem_rate(options)
-        if options is None or rate != delay.bytes_per_second:
+        netem = netems.get(ingress_device(interface))
+        if netem is None or netem.rate != delay.bytes_per_second:
+            rate = netem and netem.rate
             raise SettingMismatch(interface, "ingress rate in bytes/s", delay.bytes_per_second, rate)
-        delay_s, loss = netem_delay_and_loss(options)
-        if abs(delay_s - delay.delay_s) > TIME_TOLERANCE_S:
-            raise SettingMismatch(interface, "ingress delay in s", delay.delay_s, delay_s)
-        if abs(loss - delay.loss) > SHARE_TOLERANCE:
-            raise SettingMismatch(interface, "ingress loss", delay.loss, loss)
+        if abs(netem.delay_s - delay.delay_s) > TIME_TOLERANCE_S:
+            raise SettingMismatch(interface, "ingress delay in s", delay.delay_s, netem.delay_s)
+        if abs(netem.loss - delay.loss) > SHARE_TOLERANCE:
+            raise SettingMismatch(interface, "ingress loss", delay.loss, netem.loss)
         devices = read_redirect_targets(netlink, indexes[interface], INGRESS_PARENT)
         targets = [names.get(index, "nowhere") for index in devices]
         wanted = [*([CUT_THROUGH_DEVICE] if delay.bypass_network else []), ingress_device(interface)]

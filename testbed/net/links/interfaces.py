@@ -133,24 +133,28 @@ def read_qdiscs(netlink: Netlink) -> list[Qdisc]:
     return found
 
 
-def netem_rate(options: bytes) -> int:
-    """Return the rate of a netem with these options in bytes per second; 0 if it has none."""
-    attrs = dict(parse_attributes(options, _NETEM_BYTES))
-    return int(_WIDE.unpack(attrs[8])[0]) if 8 in attrs else _number(attrs.get(6))
+@dataclass(frozen=True)
+class NetemOptions:
+    """Some options of a netem: rate in bytes per second (0: none), delay, share of packets lost at random, seed.
 
+    Linux before 6.6 does not report the seed.
+    """
 
-def netem_delay_and_loss(options: bytes) -> tuple[float, float]:
-    """Return the delay in seconds and the share of packets lost at random of a netem with these options."""
-    _, _, loss = _NETEM_HEAD.unpack_from(options)
-    attrs = dict(parse_attributes(options, _NETEM_BYTES))
-    (delay_ns,) = _WIDE.unpack(attrs[10]) if 10 in attrs else (0,)  # TCA_NETEM_LATENCY64
-    return delay_ns / 1e9, loss / 0xFFFFFFFF
+    rate: int
+    delay_s: float
+    loss: float
+    seed: int | None
 
-
-def netem_seed(options: bytes) -> int | None:
-    """Return the seed of a netem with these options; None before Linux 6.6, which does not report it."""
-    attrs = dict(parse_attributes(options, _NETEM_BYTES))
-    return int(_WIDE.unpack(attrs[14])[0]) if 14 in attrs else None  # TCA_NETEM_PRNG_SEED
+    @classmethod
+    def parse(cls, options: bytes) -> NetemOptions:
+        """Parse the raw options of a qdisc."""
+        loss = _NETEM_HEAD.unpack_from(options)[2]
+        attrs = dict(parse_attributes(options, _NETEM_BYTES))
+        # TCA_NETEM_RATE64, TCA_NETEM_LATENCY64, TCA_NETEM_PRNG_SEED
+        rate, delay_ns, seed = (_WIDE.unpack(attrs[key])[0] if key in attrs else None for key in (8, 10, 14))
+        return cls(
+            _number(attrs.get(6)) if rate is None else rate, (delay_ns or 0) / 1e9, loss / 0xFFFFFFFF, seed
+        )
 
 
 def read_htb_classes(netlink: Netlink, index: int) -> dict[int, HtbClass]:

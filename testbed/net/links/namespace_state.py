@@ -39,6 +39,7 @@ OFFLOADS, PACKET_FILTER = 1, 2  # kinds of state that rtnetlink does not cover
 GROUPS = (1, 3, 4, 5, 7, 8, 9, 11, 19)
 EVENT_BUFFER_BYTES = 8 << 20
 ROOT, INGRESS, CLSACT = 0xFFFFFFFF, 0xFFFF0000, (0xFFFFFFF2, 0xFFFFFFF3)
+_FILTER_PARENTS = {b"ingress": (INGRESS,), b"clsact": CLSACT}  # of qdiscs without classes
 _AF_BRIDGE = 7
 _ERROR = 2
 _SKIP_STATISTICS = struct.pack("=HHI", 8, 29, 1 << 3)  # IFLA_EXT_MASK, RTEXT_FILTER_SKIP_STATS
@@ -120,14 +121,18 @@ _LINK_RULES: Rules = {
 }
 # TCA_ STATS, XSTATS, FCNT, STATS2, EXT_WARN_MSG (in events that a request caused)
 _TC_IGNORED: dict[int, Any] = dict.fromkeys((3, 4, 6, 7, 16, _TC_PAD))
-_FILTER_OPTIONS: dict[bytes, Rules] = {
-    b"u32": {7: _actions, 9: None},
-    b"matchall": {2: _actions, 4: None},
-    b"flower": {3: _actions},
-    b"bpf": {1: _actions},
-    b"basic": {3: _actions, 5: None},
-    b"fw": {4: _actions},
+_OPTION_RULES: Mapping[tuple[int, bytes], Any] = {
+    (QDISC, b"htb"): {2: _htb},
+    (QDISC, b"netem"): _netem,
+    (CLASS, b"htb"): {_HTB_PAD: None},
+    (FILTER, b"u32"): {7: _actions, 9: None},
+    (FILTER, b"matchall"): {2: _actions, 4: None},
+    (FILTER, b"flower"): {3: _actions},
+    (FILTER, b"bpf"): {1: _actions},
+    (FILTER, b"basic"): {3: _actions, 5: None},
+    (FILTER, b"fw"): {4: _actions},
 }
+"""For the options of a qdisc, class or filter (TCA_OPTIONS), by its kind."""
 _AGES = {ADDRESS: {6: None}, ROUTE: {12: None}, RULE: {}, NEIGHBOUR: {3: None, 4: None}}
 IFNAME, IFLA_EVENT, KIND = 3, 44, 1
 _FEATURES = 2  # IFLA_EVENT_FEATURES
@@ -170,24 +175,17 @@ def _address_key(kind: int, head: tuple[int, ...], found: Mapping[int, bytes]) -
 
 def _traffic_control(kind: int, head: tuple[int, ...], rest: bytes) -> tuple[Key, bytes]:
     family, index, handle, parent, info = head
-    rules = _TC_IGNORED
     name = next((found.rstrip(b"\0") for number, found in parse_attributes(rest) if number == KIND), b"")
-    key: Key = (kind, index, parent)
+    rules = _TC_IGNORED
+    if options := _OPTION_RULES.get((kind, name)):
+        rules = {**rules, 2: options}
+    key: Key = (kind, index, parent, info, handle)
     if kind == QDISC:
-        info = 0  # the reference count
-        if name == b"htb":
-            rules = {**rules, 2: {2: _htb}}
-        elif name == b"netem":
-            rules = {**rules, 2: _netem}
+        key, info = (kind, index, parent), 0  # info is the reference count
     elif kind == CLASS:
         key = kind, index, handle
-        rules = {**rules, 2: {_HTB_PAD: None}} if name == b"htb" else rules
-    else:
-        key = kind, index, parent, info, handle
-        rules = {**rules, 2: _FILTER_OPTIONS.get(name, {})}
-    return key, MESSAGE_STRUCTS[kind].pack(family, index, handle, parent, info) + strip_attributes(
-        rest, rules
-    )
+    data = strip_attributes(rest, rules)
+    return key, MESSAGE_STRUCTS[kind].pack(family, index, handle, parent, info) + data
 
 
 def is_permanent(kind: int, data: bytes) -> bool:
@@ -306,14 +304,9 @@ class NamespaceState:
             kind = next(parse_attributes(data, 20))[1].rstrip(b"\0")
             if kind in (b"noqueue", b"pfifo", b"bfifo", b"pfifo_fast", b"netem", b"red", b"tbf", b"mq"):
                 continue
-            if kind == b"ingress":
-                parents: tuple[int, ...] = (INGRESS,)
-            elif kind == b"clsact":
-                parents = CLSACT
-            else:
+            if kind not in _FILTER_PARENTS:
                 classful.add(index)
-                parents = (handle,)
-            for parent in parents:
+            for parent in _FILTER_PARENTS.get(kind, (handle,)):
                 self._dump(FILTER, MESSAGE_STRUCTS[FILTER].pack(0, key[1], 0, parent, 0), found)
         for index in classful:
             self._dump(CLASS, MESSAGE_STRUCTS[CLASS].pack(0, index, 0, 0, 0), found)

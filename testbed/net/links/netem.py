@@ -28,9 +28,9 @@ from testbed.net.links.ingress import (
 )
 from testbed.net.links.interfaces import (
     Interface,
+    NetemOptions,
     Qdisc,
     isolate_bridge_ports,
-    netem_seed,
     read_interfaces,
     read_qdiscs,
     set_interfaces_up,
@@ -260,7 +260,7 @@ class NetemEngine:
         """
         netems = self._netems(read_interfaces(self._netlink(self._pid)))
         seeds = {
-            ports.key: netem_seed(self._netem_on(ports.exit, ports, netems).options)
+            ports.key: NetemOptions.parse(self._netem_on(ports.exit, ports, netems).options).seed
             for ports in self._directions()
         }
         if None in seeds.values():

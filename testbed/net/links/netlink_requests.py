@@ -16,7 +16,7 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from pathlib import Path
 
 from testbed.net.errors import LinkError
-from testbed.net.links.interfaces import HtbClass, read_interfaces
+from testbed.net.links.interfaces import HtbClass
 from testbed.net.links.netlink import (
     ADDRESS,
     CLASS,
@@ -28,7 +28,6 @@ from testbed.net.links.netlink import (
     NEIGHBOUR,
     QDISC,
     REPLACE,
-    Netlink,
     Request,
     encode_attribute,
     encode_nested,
@@ -63,27 +62,6 @@ _NETEM_OPTIONS = ["limit", "delay", "distribution", "loss", *PACKET_FAULTS, "rat
 
 Words = Sequence[str]
 IndexLookup = Callable[[str], int]
-
-
-class InterfaceIndexes:
-    """A cached lookup of interface indexes by name, in the namespace of a socket.
-
-    Args:
-        netlink: The socket.
-        flush: Called before the indexes are read from the kernel, to execute the pending requests.
-    """
-
-    def __init__(self, netlink: Netlink, flush: Callable[[], None]) -> None:
-        self._netlink = netlink
-        self._flush = flush
-        self._known: Mapping[str, int] = {}
-
-    def __call__(self, name: str) -> int:
-        """Return the index of an interface; 0, which the kernel refuses, if it does not exist."""
-        if name not in self._known:
-            self._flush()
-            self._known = {link.name: link.index for link in read_interfaces(self._netlink)}
-        return self._known.get(name, 0)
 
 
 def encode_command(program: str, command: str, index: IndexLookup) -> Request | None:

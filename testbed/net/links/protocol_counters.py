@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-ETHERNET_BYTES = 14  # in an interface's count of bytes, not in that of IP
+from testbed.spec.link_direction import ETHERNET_HEADER_BYTES
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def parse_protocol_counts(snmp: str, netstat: str, dev: str) -> ProtocolCounts:
         ((int(words[0]), int(words[1])) for name, words in _parse_interfaces(dev) if name == "lo"),
         (0, 0),
     )
-    loopback_bytes -= ETHERNET_BYTES * loopback_packets
+    loopback_bytes -= ETHERNET_HEADER_BYTES * loopback_packets  # which IP does not count
     return ProtocolCounts(
         # datagrams are counted before fragmentation
         out_packets=tcp_out

@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from testbed.net.errors import LinkError
+from testbed.net.links.interfaces import read_interfaces
 from testbed.net.links.netlink import Netlink, Request, encode_attribute, encode_string
-from testbed.net.links.netlink_requests import InterfaceIndexes, encode_command
+from testbed.net.links.netlink_requests import encode_command
 from testbed.net.links.netns import network_namespace, run_with_input
 
 if TYPE_CHECKING:
@@ -92,7 +93,15 @@ def apply_commands(netlink: Netlink, commands: Iterable[tuple[str, str]]) -> Non
         requests.clear()
         lines.clear()
 
-    index = InterfaceIndexes(netlink, flush)
+    known: dict[str, int] = {}
+
+    def index(name: str) -> int:  # of an interface; 0, which the kernel refuses, if it does not exist
+        if name not in known:
+            flush()
+            known.clear()
+            known.update((link.name, link.index) for link in read_interfaces(netlink))
+        return known.get(name, 0)
+
     for program, line in commands:
         request = encode_command(program, line, index)
         if (lines and (request or program != last)) or (requests and not request):

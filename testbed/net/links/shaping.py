@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 from testbed.clock import clock_here
 from testbed.net.errors import LinkError
-from testbed.spec.link_direction import Direction, QueueClass
-from testbed.spec.links import ETHERNET_HEADER_BYTES
+from testbed.spec.link_direction import ETHERNET_HEADER_BYTES, Direction, QueueClass
 
 BURST_S = 0.002  # long enough for a late timer to catch up, too short to show in a 100 ms window
 # Under the virtual clock no timer is late, but HTB reschedules itself only some hundreds of nanoseconds later. Frames

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import zlib
 from collections.abc import Iterator, Mapping
@@ -66,18 +67,7 @@ _TRANSPARENT = (
     "rate",
     "conf",
 )
-_PREFIXES = (
-    "IFLA_BRPORT_",
-    "IFLA_",
-    "TCA_HTB_",
-    "TCA_NETEM_",
-    "TCA_",
-    "RTAX_",
-    "RTA_",
-    "NDA_",
-    "IFA_",
-    "FRA_",
-)
+_PREFIX = re.compile(r"^(IFLA_BRPORT|IFLA|TCA_HTB|TCA_NETEM|TCA|RTAX|RTA|NDA|IFA|FRA)_")
 
 
 def object_name(key: Key, data: bytes, names: Mapping[int, str]) -> str:
@@ -224,26 +214,16 @@ def _flatten(message: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         if name not in ("attrs", "header", "event", "value", "target", "stats"):
             yield from _flatten_value(name, value)
     for attribute in message.get("attrs") or ():
-        yield from _flatten_value(_short_name(attribute[0]), attribute[1])
+        yield from _flatten_value(_PREFIX.sub("", attribute[0]).lower(), attribute[1])
 
 
 def _flatten_value(name: str, value: Any) -> Iterator[tuple[str, str]]:
     if isinstance(value, Mapping):
-        yield from ((_qualified_name(name, part), held) for part, held in _flatten(value))
+        prefix = "" if name in _TRANSPARENT else f"{name} "
+        yield from ((f"{prefix}{part}", held) for part, held in _flatten(value))
     elif isinstance(value, (list, tuple)):
         for number, held in enumerate(value):
             yield from _flatten_value(f"{name} {number}", held)
     else:
         text = value if isinstance(value, str) else str(value)
         yield name, text if len(text) <= 2 * _SHORT_BYTES else _abbreviate_bytes(text.encode())
-
-
-def _qualified_name(parent: str, name: str) -> str:
-    return name if parent in _TRANSPARENT else f"{parent} {name}"
-
-
-def _short_name(name: str) -> str:
-    for prefix in _PREFIXES:
-        if name.startswith(prefix):
-            return name.removeprefix(prefix).lower()
-    return name.lower()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
 import socket
 import subprocess
 import sys
@@ -27,7 +26,7 @@ from testbed.net.links.link_engine import (
     requested_settings,
 )
 from testbed.net.links.netns import command_in_namespace
-from testbed.processes import close_pipes, wait_or_kill
+from testbed.processes import close_pipes, wait_or_kill, wait_readable
 from testbed.spec.link_direction import Direction
 
 START_TIMEOUT_S = 20.0
@@ -123,7 +122,8 @@ class UserspaceEngine:
         assert self._process.stdout is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(json.dumps(configuration) + "\n")
-        line = _read_line(self._process.stdout, START_TIMEOUT_S)
+        stdout = self._process.stdout
+        line = stdout.readline() if wait_readable([stdout], START_TIMEOUT_S) else ""
         if not line:
             reason = self.failure() or f"it was not ready after {START_TIMEOUT_S:g} s"
             raise LinkError(f"the link engine did not start: {reason}")
@@ -170,9 +170,8 @@ class UserspaceEngine:
         directions = {}
         for name, both in reply["links"].items():
             for which, item in both.items():
-                for key in ("queue_counts", "lateness_bounds_s", "lateness_counts"):
-                    item[key] = tuple(item[key])
-                directions[name, which] = DirectionStats(**item)
+                tuples = {key: tuple(value) for key, value in item.items() if isinstance(value, list)}
+                directions[name, which] = DirectionStats(**{**item, **tuples})
         return EngineStats(time_s=reply["time_s"], directions=directions)
 
     def failure(self) -> str | None:
@@ -204,9 +203,3 @@ class UserspaceEngine:
             self._stderr.close()
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._control)
-
-
-def _read_line(stream: IO[str], timeout_s: float) -> str:
-    """Read one line; return "" when none comes before the time-out or the end of the stream."""
-    readable, _, _ = select.select([stream], [], [], timeout_s)
-    return stream.readline() if readable else ""

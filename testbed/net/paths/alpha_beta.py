@@ -26,8 +26,7 @@ from testbed.net.paths.hops import (
     passage,
 )
 from testbed.spec.buildings import Host
-from testbed.spec.link_direction import Direction
-from testbed.spec.links import ETHERNET_HEADER_BYTES
+from testbed.spec.link_direction import ETHERNET_HEADER_BYTES, Direction
 from testbed.spec.topology import Topology
 
 TRANSFER_S = 0.1  # target transfer time without latency: long enough to be measurable next to it

@@ -17,8 +17,7 @@ from testbed.net.fabric.bridges import cables
 from testbed.net.links.ingress import CUT_THROUGH_S
 from testbed.net.paths.congestion import Growth
 from testbed.spec.buildings import Host
-from testbed.spec.link_direction import Direction, QueueClass
-from testbed.spec.links import ETHERNET_HEADER_BYTES
+from testbed.spec.link_direction import ETHERNET_HEADER_BYTES, Direction, QueueClass
 from testbed.spec.topology import Topology
 
 NETEM = "netem"  # the link engine with which every cable stores and forwards frames

@@ -135,22 +135,23 @@ def run(task: dict[str, Any], folder: str) -> int:
     streams = [
         os.open(f"{folder}/{name}", os.O_WRONLY | os.O_APPEND | os.O_DSYNC) for name in ("stdout", "stderr")
     ]
-    pid = os.fork()
-    if pid == 0:
-        try:
-            os.setsid()
-            os.dup2(os.open("/dev/null", os.O_RDONLY), 0)
-            os.dup2(streams[0], 1)
-            os.dup2(streams[1], 2)
-            os.closerange(3, 64)
-            os.chdir(task["directory"])
-            os.execvpe(task["command"][0], task["command"], task["environment"])
-        except OSError as error:
-            os.write(2, f"{task['command'][0]}: {error.strerror}\n".encode())
-        os._exit(127)
+    try:
+        process = subprocess.Popen(
+            task["command"],
+            cwd=task["directory"],
+            env=task["environment"],
+            stdin=subprocess.DEVNULL,
+            stdout=streams[0],
+            stderr=streams[1],
+            start_new_session=True,
+            restore_signals=False,
+        )
+    except OSError as error:
+        os.write(streams[1], f"{task['command'][0]}: {error.strerror}\n".encode())
+        return 127
     while True:
         ended, status = os.wait()  # reaps orphans, too: this is process 1
-        if ended == pid:
+        if ended == process.pid:
             return os.waitstatus_to_exitcode(status)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from testbed.spec.catalogue import placements
 from testbed.spec.parallelism import (
+    AS_RECORDED,
     BY_DISTANCE,
     BY_SPEED,
     CONSECUTIVE,
@@ -16,7 +17,6 @@ from testbed.spec.parallelism import (
     TOPOLOGY_AWARE,
     ScheduleSpec,
 )
-from testbed.spec.recorded_job import AS_RECORDED
 from testbed.spec.scenario import Scenario
 from testbed.spec.units import format_size
 from testbed.workload.job.kinds.trace import collectives_of, recorded_trace

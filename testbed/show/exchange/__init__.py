@@ -3,10 +3,9 @@
 from testbed.show.exchange.astra_sim import export_astra_sim
 from testbed.show.exchange.chakra import export_chakra, load_job
 from testbed.show.exchange.graph_files import export_graphml
-from testbed.show.exchange.metrics_export import MetricsForm, export_metrics
+from testbed.show.exchange.metrics_export import MetricsForm, export_metrics, log_to_mlflow, log_to_wandb
 from testbed.show.exchange.topology_export import export_containerlab, export_mininet
 from testbed.show.exchange.topology_import import ImportDefaults, import_topology, parse_hosts
-from testbed.show.exchange.trackers import log_to_mlflow, log_to_wandb
 
 __all__ = [
     "ImportDefaults",

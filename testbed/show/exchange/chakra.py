@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -50,19 +50,19 @@ class ExportedJob:
     trace: JobTrace
     times: Times | None = None
 
-    def lost(self) -> Iterator[str]:
-        """Yield what of the plan a trace cannot represent, in words."""
+    def lost(self) -> list[str]:
+        """Return what of the plan a trace cannot represent, in words."""
         plan = self.workload.plan
-        if plan.holds_receivers:
-            yield "in-order receives: a message leaves only once its receiver waits for it"
-        if plan.jitter:
-            yield "compute jitter"
-        if any(plan.dscps.values()):
-            yield "traffic classes (DSCP) of operations"
-        if any(isinstance(one, Block) for own in plan.ranks for one in own):
-            yield "memory windows: their blocks become messages"
-        if any(one.holds or one.gives for own in plan.ranks for one in own if isinstance(one, Computing)):
-            yield "activation memory"
+        operations = [one for own in plan.ranks for one in own]
+        holds = (one.holds or one.gives for one in operations if isinstance(one, Computing))
+        lost = {
+            "in-order receives: a message leaves only once its receiver waits for it": plan.holds_receivers,
+            "compute jitter": plan.jitter,
+            "traffic classes (DSCP) of operations": any(plan.dscps.values()),
+            "memory windows: their blocks become messages": any(isinstance(one, Block) for one in operations),
+            "activation memory": any(holds),
+        }
+        return [words for words, is_used in lost.items() if is_used]
 
 
 def load_job(source: Path, overrides: Sequence[str] = (), variant: str | None = None) -> ExportedJob:

@@ -130,7 +130,8 @@ class ImportedNetwork:
                 continue
             entry = {**ends, **self._link(edge, given)}
             reversed_entry = {**entry, "a": ends["b"], "b": ends["a"]}
-            existing = next((own for own in wan if _without_planes(own) in (entry, reversed_entry)), None)
+            alike = ({**entry, "planes": 1}, {**reversed_entry, "planes": 1})
+            existing = next((own for own in wan if {**own, "planes": 1} in alike), None)
             if existing is not None and "a_to_b" not in entry:
                 existing["planes"] = existing.get("planes", 1) + edge.planes
             else:
@@ -228,10 +229,6 @@ def _building(node: Node, given: ImportDefaults, hosts: int | None) -> dict[str,
 
 def _inverse(names: Mapping[str, str]) -> dict[str, str]:
     return {name: key for key, name in names.items()}
-
-
-def _without_planes(link: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in link.items() if key != "planes"}
 
 
 def largest_part(nodes: Iterable[str], links: Sequence[tuple[str, str]]) -> set[str]:

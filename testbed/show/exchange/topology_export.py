@@ -118,29 +118,31 @@ def shape_settings(way: Direction) -> dict[str, Any]:
     }
 
 
-def list_losses(spec: TopologySpec) -> Iterator[str]:
-    """Yield what of a topology plain routers lack, in words."""
-    topology = spec.resolve()
-    if any(building.clos for building in spec.buildings.values()):
-        yield "tiers of switches inside buildings: replaced by one router"
-    if any(building.nodes for building in spec.buildings.values()):
-        yield "inference nodes: their hosts are all on one router"
-    if any(building.region for building in spec.buildings.values()):
-        yield "regions"
-    if any(host.hardware != UNSET_HARDWARE for host in topology.hosts):
-        yield "hosts' accelerators"
-    if any(building.switching == "cut_through" for building in spec.buildings.values()):
-        yield "cut-through switching: routers store and forward"
+def list_losses(spec: TopologySpec) -> list[str]:
+    """Return what of a topology plain routers lack, in words."""
+    topology, buildings = spec.resolve(), spec.buildings.values()
     directions = [way for link in topology.wan for _, _, way in link.directions]
-    if any(way.faults for way in directions):
-        *others, last = (fault.noun for fault in PACKET_FAULTS.values())
-        yield f"{', '.join(others)} and {last} of packets"
-    if any(way.loss_bursts for way in directions):
-        yield "bursts of loss: as many losses at random"
-    if any(way.ecn_bytes for way in directions):
-        yield "ECN marks"
-    if topology.pauses:
-        yield "pause frames of switches: queues drop instead"
+    *others, last = (fault.noun for fault in PACKET_FAULTS.values())
+    cut_through = any(building.switching == "cut_through" for building in buildings)
+    lacking = {
+        "tiers of switches inside buildings: replaced by one router": any(one.clos for one in buildings),
+        "inference nodes: their hosts are all on one router": any(one.nodes for one in buildings),
+        "regions": any(one.region for one in buildings),
+        "hosts' accelerators": any(host.hardware != UNSET_HARDWARE for host in topology.hosts),
+        "cut-through switching: routers store and forward": cut_through,
+        f"{', '.join(others)} and {last} of packets": any(way.faults for way in directions),
+        "bursts of loss: as many losses at random": any(way.loss_bursts for way in directions),
+        "ECN marks": any(way.ecn_bytes for way in directions),
+        "pause frames of switches: queues drop instead": bool(topology.pauses),
+    }
+    return [words for words, is_used in lacking.items() if is_used]
+
+
+def _notes(spec: TopologySpec, network: RoutedNetwork, other: str) -> list[str]:
+    """Return all that an exported network lacks, in words."""
+    is_scaled = network.size_scale != 1
+    rates = [f"rates, which are divided by {network.size_scale:g}"] if is_scaled else []
+    return [*list_losses(spec), *rates, other]
 
 
 def shortest_s(topology: Topology) -> dict[tuple[str, str], float]:
@@ -274,7 +276,10 @@ def export_mininet(spec: TopologySpec, path: Path, size_scale: float | None = No
     network = {
         "routers": routed.routers,
         "hosts": routed.hosts,
-        "cables": [list(map(_port, cable)) for cable in routed.cables],
+        "cables": [
+            [{"node": port.node, "number": port.number, **shape_settings(port.shape)} for port in cable]
+            for cable in routed.cables
+        ],
         "commands": routed.commands,
     }
     text = SCRIPT.format(
@@ -285,15 +290,7 @@ def export_mininet(spec: TopologySpec, path: Path, size_scale: float | None = No
     )
     path.write_text(text)
     path.chmod(0o755)
-    notes = list(list_losses(spec))
-    if routed.size_scale != 1:
-        notes.append(f"rates, which are divided by {routed.size_scale:g}")
-    notes.append("packets of more than 1500 bytes")
-    return notes
-
-
-def _port(port: Port) -> dict[str, Any]:
-    return {"node": port.node, "number": port.number, **shape_settings(port.shape)}
+    return _notes(spec, routed, "packets of more than 1500 bytes")
 
 
 IMAGE = "ghcr.io/nicolaka/netshoot:latest"  # has iproute2, ping and iperf3
@@ -320,11 +317,7 @@ def export_containerlab(
     path.write_text(yaml.safe_dump(document, sort_keys=False, width=120))
     netem.write_text("\n".join(_netem(network)) + "\n")
     netem.chmod(0o755)
-    notes = list(list_losses(spec))
-    if network.size_scale != 1:
-        notes.append(f"rates, which are divided by {network.size_scale:g}")
-    notes.append("queue sizes: netem's default applies")
-    return [path, netem], notes
+    return [path, netem], _notes(spec, network, "queue sizes: netem's default applies")
 
 
 def _node(network: RoutedNetwork, name: str, kind: str) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import yaml
@@ -56,10 +55,7 @@ def import_topology(
         )
     head = f"# From {path.name}; `testbed check` shows every default.\n"
     text = yaml.safe_dump(data, sort_keys=False, allow_unicode=True)
-    return head + re.sub(r"(?m)^  (\w+):$", lambda match: _labelled(match[1], found.labels), text), notes
-
-
-def _labelled(name: str, labels: dict[str, str]) -> str:
-    """Return a building's line, with its label in the imported file as a comment."""
-    label = labels.get(name)
-    return f"  {name}:  # {label}" if label else f"  {name}:"
+    for name, label in found.labels.items():
+        if label:  # a comment with a building's label in the imported file
+            text = text.replace(f"\n  {name}:\n", f"\n  {name}:  # {label}\n")
+    return head + text, notes

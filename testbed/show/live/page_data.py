@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -220,15 +220,11 @@ class JsonlTail:
         if not lines:
             return []
         self._offset += len(lines) + 1
-        return list(_records(lines, self.only))
+        # a rank may have been killed while writing
+        whole = (line for line in lines.split(b"\n") if line.endswith(b"}") and self.only in line)
+        return list(map(json.loads, whole))
 
 
 def records(path: Path, only: bytes = b"") -> list[Record]:
     """Return all records of a file; none if it does not exist."""
     return JsonlTail(path, only).read_new()
-
-
-def _records(content: bytes, only: bytes) -> Iterator[Record]:
-    for line in content.split(b"\n"):
-        if line.endswith(b"}") and only in line:  # a rank may have been killed while writing
-            yield json.loads(line)

@@ -69,7 +69,10 @@ class RunFollower:
         if (self.folder / SUMMARY).exists() and not self.partial.exists():
             self.view.state = FINISHED
         elif not self.partial.exists():
-            self.view.state, self.view.words = FAILED, self._failure_text()
+            self.view.state, self.view.words = FAILED, "it ended without a result"
+            stamp = _failure_time(self.folder)
+            if stamp and stamp != self._old_failure:
+                self.view.words = (failed_path(self.folder) / FAILURE).read_text().strip()
 
     def files(self, part: int) -> list[Path]:
         """Return the current files with the operations of a part's ranks."""
@@ -78,12 +81,6 @@ class RunFollower:
     def offset_s(self, part: int) -> float:
         """Return the emulated time in these files that is 0 on the page."""
         return self._parts[part].zero_s or 0.0
-
-    def _failure_text(self) -> str:
-        stamp = _failure_time(self.folder)
-        if stamp and stamp != self._old_failure:
-            return (failed_path(self.folder) / FAILURE).read_text().strip()
-        return "it ended without a result"
 
     def _apply(self, record: Record) -> None:
         view, kind = self.view, record["kind"]

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from testbed.comm.flight_recorder import DumpError
-from testbed.measure.diagnosis import MEANINGS, Diagnosis, diagnose, read_evidence
-from testbed.measure.diagnosis.verdicts import impact_text, since_text, verdict_line
+from testbed.measure.diagnosis.diagnose import diagnose
+from testbed.measure.diagnosis.dumps import read_evidence
+from testbed.measure.diagnosis.verdicts import MEANINGS, Diagnosis, impact_text, since_text, verdict_line
 from testbed.measure.results.records import EVENTS
 from testbed.measure.results.result import Variant
 from testbed.measure.results.summary import is_slower_than_predicted

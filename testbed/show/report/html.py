@@ -8,8 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from testbed.measure.diagnosis import MEANINGS
-from testbed.measure.diagnosis.verdicts import since_text
+from testbed.measure.diagnosis.verdicts import MEANINGS, since_text
 from testbed.measure.results.records import JsonObject, LinkKey, hosts_by_building
 from testbed.measure.results.training_summary import TIER_TEXTS
 from testbed.show.report.charts import (

@@ -219,33 +219,24 @@ class Box:
 
 @dataclass(frozen=True)
 class Line:
-    """A straight line; y grows downwards, as on the page."""
+    """A straight line between two points as complex numbers; y grows downwards, as on the page."""
 
-    start: tuple[float, float]
-    end: tuple[float, float]
+    start: complex
+    end: complex
 
     @property
-    def direction(self) -> tuple[float, float]:
+    def direction(self) -> complex:
         """Unit vector from start to end."""
-        dx, dy = self.end[0] - self.start[0], self.end[1] - self.start[1]
-        length = math.hypot(dx, dy) or 1.0
-        return dx / length, dy / length
+        return (self.end - self.start) / (abs(self.end - self.start) or 1.0)
 
-    def at(self, share: float) -> tuple[float, float]:
+    def at(self, share: float) -> complex:
         """Return the point at a fraction of the line."""
-        return (
-            self.start[0] + share * (self.end[0] - self.start[0]),
-            self.start[1] + share * (self.end[1] - self.start[1]),
-        )
+        return self.start + share * (self.end - self.start)
 
     def shifted(self, distance: float) -> Line:
         """Return the parallel line `distance` to the right of the direction of travel."""
-        dx, dy = self.direction
-        across = (-dy * distance, dx * distance)
-        return Line(
-            (self.start[0] + across[0], self.start[1] + across[1]),
-            (self.end[0] + across[0], self.end[1] + across[1]),
-        )
+        across = self.direction * 1j * distance
+        return Line(self.start + across, self.end + across)
 
     def reversed(self) -> Line:
         """Return the same line in the opposite direction."""
@@ -255,18 +246,15 @@ class Line:
 def between_walls(line: Line, a: Box, b: Box) -> Line:
     """Return the part of a line between two boxes' centres (or parallel to it) that lies outside both."""
     leaves, arrives = 1.0, 0.0
-    for axis in (0, 1):
-        origin, travel = line.start[axis], line.end[axis] - line.start[axis]
-        if abs(travel) < 1e-9:
-            continue
-        for box, is_start in ((a, True), (b, False)):
-            middle = (box.x, box.y)[axis]
-            half = (box.width, box.height)[axis] / 2
-            shares = sorted(((middle - half - origin) / travel, (middle + half - origin) / travel))
-            if is_start:
-                leaves = min(leaves, shares[1])
-            else:
-                arrives = max(arrives, shares[0])
+    start, travels = line.start, line.end - line.start
+    for origin, travel, (a_middle, a_size), (b_middle, b_size) in (
+        (start.real, travels.real, (a.x, a.width), (b.x, b.width)),
+        (start.imag, travels.imag, (a.y, a.height), (b.y, b.height)),
+    ):
+        if abs(travel) >= 1e-9:
+            a_walls = [(a_middle + side * a_size / 2 - origin) / travel for side in (-1, 1)]
+            b_walls = [(b_middle + side * b_size / 2 - origin) / travel for side in (-1, 1)]
+            leaves, arrives = min(leaves, max(a_walls)), max(arrives, min(b_walls))
     return Line(line.at(max(leaves, 0.0)), line.at(min(arrives, 1.0)))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 
-from testbed.measure.results.sweep_result import Sweep, SweepFigure, SweepPoint
+from testbed.measure.results.sweep_result import Sweep, SweepFigure
 from testbed.show.report.pages import render_page
 from testbed.show.report.sweep_figures import MISSING, curves_chart, latex, maps_chart, write_figures
 from testbed.show.report.sweep_findings import Curves, arrange_series, caption, describe_sweep
@@ -36,6 +36,8 @@ def render_sweep(sweep: Sweep) -> str:
     """Render the page's HTML."""
     shown = arrange_series(sweep)
     there = any(point.figures for point in sweep.points)
+    # those that do not fit and untrusted figures come first
+    pairs = [(point, figure) for point in sweep.points for figure in (point.figures or (None,))]
     content = {
         "sweep": sweep,
         "sentences": describe_sweep(sweep),
@@ -44,16 +46,10 @@ def render_sweep(sweep: Sweep) -> str:
         "legend": [one.name for one in shown.series] if isinstance(shown, Curves) else [],
         "lines": isinstance(shown, Curves) and shown.axis.numbers is not None,
         "measured": any(point.run for point in sweep.points),
-        "ordered": _pairs(sweep),
+        "ordered": sorted(pairs, key=lambda pair: _holds(pair[1])),
         "lacking": missing_libraries(),
     }
     return render_page("sweep.html.j2", content)
-
-
-def _pairs(sweep: Sweep) -> list[tuple[SweepPoint, SweepFigure | None]]:
-    """Return points with their figures; those that do not fit and untrusted figures come first."""
-    pairs = [(point, figure) for point in sweep.points for figure in (point.figures or (None,))]
-    return sorted(pairs, key=lambda pair: _holds(pair[1]))
 
 
 def _holds(figure: SweepFigure | None) -> bool:

@@ -6,6 +6,8 @@ import statistics
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from typing import TypeVar
 
 from testbed.measure.results.committed_work import Work, have_same_steps, have_same_workload
@@ -21,20 +23,10 @@ CLOCKS = {"virtual": "under the virtual clock", "real": "by the machine's own cl
 
 def describe_sweep(sweep: Sweep) -> list[str]:
     """Return the findings as sentences; the first is the headline."""
-    shown = arrange_series(sweep)
-    found = list(
-        filter(
-            None,
-            _describe_curves(shown, _worst_error(sweep))
-            if isinstance(shown, Curves)
-            else _describe_maps(shown),
-        )
-    )
-    return [
-        *(found or ["No step time of this sweep can be used."]),
-        *_misfits(sweep),
-        _describe_accuracy(sweep),
-    ]
+    shown, error = arrange_series(sweep), max(_errors(sweep), default=0.0)
+    words = _describe_curves(shown, error) if isinstance(shown, Curves) else _describe_maps(shown)
+    found = list(filter(None, words)) or ["No step time of this sweep can be used."]
+    return [*found, *_misfits(sweep), _describe_accuracy(sweep)]
 
 
 def _describe_curves(curves: Curves, error: float) -> Iterator[str]:
@@ -58,29 +50,23 @@ def _describe_curves(curves: Curves, error: float) -> Iterator[str]:
 
 def _regions(axis: SweepAxis, series: Sequence[Series], error: float) -> list[str]:
     """Describe which line is the fastest over which range; where steps are unequal work, which gets most done."""
-    found: list[tuple[str, list[int]]] = []
     equal = all(have_same_steps(_at(series, index).values()) for index in range(len(axis.texts)))
-    for index in range(len(axis.texts)):
-        name = _fastest(series, index, error)
-        if name is None:
-            continue
-        if found and found[-1][0] == name:
-            found[-1][1].append(index)
-        else:
-            found.append((name, [index]))
+    fastest = [(_fastest(series, index, error), text) for index, text in enumerate(axis.texts)]
+    known = [(name, text) for name, text in fastest if name is not None]
+    found = [(name, [text for _, text in own]) for name, own in groupby(known, key=itemgetter(0))]
     words = []
-    for number, (name, indices) in enumerate(found):
-        first, last = axis.texts[indices[0]], axis.texts[indices[-1]]
-        if len(found) == 1:
-            where = (
-                f"at every {axis_text(axis)} from {first} to {last}" if len(indices) > 1 else f"at {first}"
-            )
+    for number, (name, texts) in enumerate(found):
+        first, last = texts[0], texts[-1]
+        if len(texts) == 1:
+            where = f"at {first}"
+        elif len(found) == 1:
+            where = f"at every {axis_text(axis)} from {first} to {last}"
         elif number == 0:
-            where = f"up to {last}" if len(indices) > 1 else f"at {first}"
+            where = f"up to {last}"
         elif number == len(found) - 1:
-            where = f"from {first} on" if len(indices) > 1 else f"at {first}"
+            where = f"from {first} on"
         else:
-            where = f"from {first} to {last}" if len(indices) > 1 else f"at {first}"
+            where = f"from {first} to {last}"
         several = " and " in name
         does = (
             f"{'are' if several else 'is'} the quickest"
@@ -110,21 +96,16 @@ def _fastest(series: Sequence[Series], index: int, error: float) -> str | None:
 
 def _describe_widest_gap(axis: SweepAxis, series: Sequence[Series]) -> str | None:
     """Describe where the fastest and the slowest line are farthest apart."""
-    ratios = {}
-    for index in range(len(axis.texts)):
+    gaps = []
+    for index, text in enumerate(axis.texts):
         works = _at(series, index)
         if len(works) > 1:
             best, least = (pick(works, key=lambda name: works[name].per_second) for pick in (max, min))
-            ratios[index] = (
-                works[best].per_second / works[least].per_second,
-                best,
-                least,
-                have_same_steps(works.values()),
-            )
-    if not ratios:
+            ratio = works[best].per_second / works[least].per_second
+            gaps.append((ratio, best, least, have_same_steps(works.values()), text))
+    if not gaps:
         return None
-    index = max(ratios, key=lambda one: ratios[one][0])
-    ratio, best, least, equal = ratios[index]
+    ratio, best, least, equal, text = max(gaps, key=itemgetter(0))
     if ratio <= 1 + SAME_WITHIN:
         return f"They {'take the same time' if equal else 'do as much in the same time'} at every value."
     how = (
@@ -132,7 +113,7 @@ def _describe_widest_gap(axis: SweepAxis, series: Sequence[Series]) -> str | Non
         if equal
         else f"does {ratio:.2f}x the work of {least} in the same time"
     )
-    return f"They are farthest apart at {axis.texts[index]}: {best} {how}."
+    return f"They are farthest apart at {text}: {best} {how}."
 
 
 def _describe_change(axis: SweepAxis, one: Series, *, alone: bool) -> str:
@@ -249,10 +230,6 @@ def _errors(sweep: Sweep) -> list[float]:
         for figure, measured in _measured(sweep)
         if measured.status != "untrusted"
     ]
-
-
-def _worst_error(sweep: Sweep) -> float:
-    return max(_errors(sweep), default=0.0)
 
 
 def _measured(sweep: Sweep) -> list[tuple[SweepFigure, Measured]]:

@@ -6,6 +6,7 @@ the right). A line is thicker and warmer the more of its capacity a step of the 
 
 from __future__ import annotations
 
+import cmath
 import math
 from collections import defaultdict
 from dataclasses import dataclass
@@ -55,7 +56,7 @@ class _Route:
 
     def visible(self, more: float = 0.0) -> Line:
         """Return the part between the buildings' walls of the link's line, or of one `more` to its right."""
-        line = Line((self.a.x, self.a.y), (self.b.x, self.b.y)).shifted(self.shift + more)
+        line = Line(complex(self.a.x, self.a.y), complex(self.b.x, self.b.y)).shifted(self.shift + more)
         return between_walls(line, self.a, self.b)
 
 
@@ -259,12 +260,16 @@ def _draw_direction(drawing: Drawing, line: Line, use: JsonObject | None) -> Non
     """Draw one direction of a link: a line with an arrow head at its end."""
     utilisation = None if use is None else float(use["utilisation"])
     css = load_class(utilisation)
-    (dx, dy), (x, y) = line.direction, line.end
-    neck = (x - dx * _ARROW, y - dy * _ARROW)
+    neck, half = line.end - line.direction * _ARROW, line.direction * 5j
     group = drawing.group("wan")
-    drawing.line(line.start, neck, css, width=2 + 3 * min(utilisation or 0.0, 1.0), parent=group)
-    head = [(x, y), (neck[0] - dy * 5, neck[1] + dx * 5), (neck[0] + dy * 5, neck[1] - dx * 5)]
-    drawing.polygon(head, css, parent=group)
+    drawing.line(
+        _point(line.start), _point(neck), css, width=2 + 3 * min(utilisation or 0.0, 1.0), parent=group
+    )
+    drawing.polygon(list(map(_point, (line.end, neck + half, neck - half))), css, parent=group)
+
+
+def _point(place: complex) -> tuple[float, float]:
+    return place.real, place.imag
 
 
 def _draw_label(
@@ -299,9 +304,9 @@ def _label_place(line: Line, width: float, height: float, taken: list[Box], room
     candidates = []
     for distance in (0.0, 0.06, 0.12, 0.18, 0.24, 0.3, 0.36):
         for share in (0.5 - distance, 0.5 + distance):
-            x, y = line.at(share)
-            x = min(max(x, width / 2 + 2), room - width / 2 - 2)
-            candidates.append(Box(x, y, width, height))
+            place = line.at(share)
+            x = min(max(place.real, width / 2 + 2), room - width / 2 - 2)
+            candidates.append(Box(x, place.imag, width, height))
     return min(candidates, key=lambda box: sum(box.overlap(other) for other in taken))
 
 
@@ -309,8 +314,7 @@ def _label_lines(
     scale: Scale, bundle: list[_Route], line: Line, used: dict[LinkKey, JsonObject], name_planes: bool
 ) -> list[str]:
     link = bundle[0].link
-    dx, dy = line.direction
-    eighth = round(math.atan2(dy, dx) / (math.pi / 4)) % 8
+    eighth = round(cmath.phase(line.direction) / (math.pi / 4)) % 8
     arrows = {"a_to_b": _ARROWS[eighth], "b_to_a": _ARROWS[(eighth + 4) % 8]}
     figures = {direction: _figures(scale, link[direction]) for direction in arrows}
     which = (

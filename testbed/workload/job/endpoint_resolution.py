@@ -14,8 +14,7 @@ from typing import Any
 
 from testbed.clock import clock_here
 from testbed.comm.transport import BEST_EFFORT, PROTOCOLS, Registration, Slots, Software, TrafficClass
-from testbed.comm.transport.kinds import TRANSPORTS, transport_kind
-from testbed.comm.transport.kinds.base import source_file
+from testbed.comm.transport.kinds import TRANSPORTS, source_file, transport_kind
 from testbed.comm.transport.kinds.striped import MIN_OUTSTANDING, PACKET_BYTES
 from testbed.net.controller import Flow, View
 from testbed.net.controller.policies.explicit import Te

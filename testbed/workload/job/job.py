@@ -6,7 +6,7 @@ All figures are emulated.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 
@@ -68,7 +68,6 @@ class Job:
     hosts: Sequence[Host]
     workload: Workload
     link_engine: str = NETEM
-    _flows: dict[str, list[Flow]] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def flows(self) -> list[Flow]:
@@ -77,11 +76,9 @@ class Job:
 
     def flows_of(self, algorithm: str) -> list[Flow]:
         """Return the flows that ranks will send with this algorithm, with ports and bytes."""
-        if algorithm not in self._flows:
-            objects = self.workload.plan, self.scenario.transport, self.topology, *self.hosts
-            parameters = algorithm, self.scale, self.scenario.seed
-            self._flows[algorithm] = _flows_cache.of(objects, partial(self._flows_of, algorithm), parameters)
-        return self._flows[algorithm]
+        objects = self.workload.plan, self.scenario.transport, self.topology, *self.hosts
+        parameters = algorithm, self.scale, self.scenario.seed
+        return _flows_cache.of(objects, partial(self._flows_of, algorithm), parameters)
 
     def _flows_of(self, algorithm: str) -> list[Flow]:
         return [

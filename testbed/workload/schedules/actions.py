@@ -38,6 +38,18 @@ class Kind(Enum):
 FORWARD, FULL = Kind.FORWARD, Kind.FULL_BACKWARD
 INPUT, WEIGHT = Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT
 
+
+def seconds_of(kind: Kind, seconds: tuple[float, float, float]) -> float:
+    """Return the time of a kind, given those of forward, of the gradients of inputs, and of those of weights."""
+    # not by a mapping: kinds are slow to hash, and this is asked for every layer of every action
+    forward_s, input_s, weight_s = seconds
+    if kind is FORWARD:
+        return forward_s
+    if kind is INPUT:
+        return input_s
+    return weight_s if kind is WEIGHT else input_s + weight_s
+
+
 # messages and gathers of parameters, which PyTorch includes in schedules; here they follow from the rest
 IMPLIED = (
     "SEND_F",

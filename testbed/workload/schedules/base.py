@@ -5,21 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 from testbed.plugins import PluginError, Registry, attribute_errors
 from testbed.workload.schedules.actions import (
-    FORWARD,
-    INPUT,
-    WEIGHT,
     Action,
     Kind,
     Order,
     ScheduleError,
     check_orders,
     next_stage,
+    seconds_of,
 )
 
 
@@ -46,13 +44,13 @@ class Costs:
 
     def seconds(self, kind: Kind) -> float:
         """Return the seconds of a kind, on one stage for one microbatch."""
-        return _of(kind, (self.forward_s, self.input_s, self.weight_s))
+        return seconds_of(kind, (self.forward_s, self.input_s, self.weight_s))
 
     def of(self, action: Action) -> float:
         """Return the seconds of an action on its own stage."""
         if not self.stages:
             return self.seconds(action.kind) / action.parts
-        return _of(action.kind, self.stages[action.stage]) / action.parts
+        return seconds_of(action.kind, self.stages[action.stage]) / action.parts
 
     def hop(self, here: int, there: int) -> tuple[float, float]:
         """Return latency and time on the link between two neighbours in the pipeline."""
@@ -61,15 +59,6 @@ class Costs:
             self.latency_s[number] if self.latency_s else 0.0,
             self.busy_s[number] if self.busy_s else 0.0,
         )
-
-
-def _of(kind: Kind, seconds: tuple[float, float, float]) -> float:
-    forward_s, input_s, weight_s = seconds
-    if kind is FORWARD:
-        return forward_s
-    if kind is INPUT:
-        return input_s
-    return weight_s if kind is WEIGHT else input_s + weight_s
 
 
 @dataclass(frozen=True)
@@ -170,11 +159,7 @@ def schedule(
     *, chunks: int | None = 1, split: bool = False, by_costs: bool = False, searched: bool = False
 ) -> Callable[[MakeOrders], ScheduleEntry]:
     """Decorate a function that makes a schedule's orders; arguments are those of `ScheduleEntry`."""
-
-    def made(make: MakeOrders) -> ScheduleEntry:
-        return ScheduleEntry(make, chunks, split, by_costs, searched)
-
-    return made
+    return partial(ScheduleEntry, chunks=chunks, split=split, by_costs=by_costs, searched=searched)
 
 
 def _check(thing: object) -> str | None:

@@ -9,6 +9,7 @@ from testbed.errors import BadInput
 from testbed.spec.catalogue import accelerators
 from testbed.spec.serving import GenerationSpec, InferenceSpec, RecommendationSpec
 from testbed.workload.models import dimensions, experts_per_token, key_value_dim, parameters
+from testbed.workload.stages import Layer, layer_of
 
 INDEX_BYTES, LENGTH_BYTES, FEATURE_BYTES, SCORE_BYTES, TOKEN_BYTES = 4, 4, 4, 4, 4
 
@@ -118,34 +119,14 @@ class GenerationCosts:
     itemsize: int
 
     @cached_property
+    def weights(self) -> Layer:
+        """The numbers of all weights, of those that a token uses, and of experts' among both."""
+        return layer_of(parameters(self.spec.model))
+
+    @property
     def layers(self) -> int:
         """The number of blocks."""
         return dimensions(self.spec.model).n_layers
-
-    @cached_property
-    def weights(self) -> float:
-        """The number of weights."""
-        return float(sum(one.numel for one in parameters(self.spec.model)))
-
-    @cached_property
-    def active(self) -> float:
-        """The number of weights that a token uses."""
-        return sum(one.active for one in parameters(self.spec.model) if one.matmul)
-
-    @cached_property
-    def expert_weights(self) -> float:
-        """The number of experts' weights."""
-        return float(sum(one.numel for one in parameters(self.spec.model) if one.share < 1))
-
-    @cached_property
-    def active_expert_weights(self) -> float:
-        """The number of experts' weights that a token uses."""
-        return sum(one.active for one in parameters(self.spec.model) if one.share < 1)
-
-    @cached_property
-    def experts_per_token(self) -> int:
-        """The number of experts that a token uses in a layer."""
-        return experts_per_token(self.spec.model)
 
     def cache_bytes(self, tokens: int) -> float:
         """Return the bytes of keys and values of this many tokens, over all layers."""
@@ -162,9 +143,9 @@ class GenerationCosts:
         """
         experts = getattr(dimensions(self.spec.model), "experts", 0)
         if not experts:
-            return self.weights
+            return self.weights.parameters
         each = experts_per_token(self.spec.model) / experts
-        return self.weights - self.expert_weights * (1 - each) ** tokens
+        return self.weights.parameters - self.weights.experts * (1 - each) ** tokens
 
     def read_bytes(self, tokens: int, context_tokens: int = 0) -> float:
         """Return the bytes that a pass over this many tokens reads from memory, including the cache of its context."""

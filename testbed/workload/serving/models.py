@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from testbed.spec.serving import HOST, PIPELINE, REPLICATE, InferenceSpec
+from testbed.workload.models import experts_per_token
 from testbed.workload.plans import Mark
 from testbed.workload.serving.costs import (
     TOKEN_BYTES,
@@ -39,11 +40,12 @@ class Generation(ServingModel):
         self.model, self.costs = spec.generation, GenerationCosts(spec.generation, spec.itemsize)
         self.decode, self.experts = tuple(decode), tuple(experts)
         self.piped = spec.partition == PIPELINE
+        weights = self.costs.weights
         for node in (*nodes, *decode):
-            own = self.costs.weights - (self.costs.expert_weights if experts else 0)
+            own = weights.parameters - (weights.experts if experts else 0)
             self._check_weights(own / (len(node.cards) if self.piped else 1))
         for node in experts:
-            self._check_weights(self.costs.expert_weights / len(node.cards))
+            self._check_weights(weights.experts / len(node.cards))
         for node in decode:
             if self.piped and len(node.cards) != len(nodes[0].cards):
                 found = f"nodes of {len(node.cards)} cards"
@@ -132,7 +134,7 @@ class Generation(ServingModel):
             return [self._layers(plan, kind, cards[0], tokens, context, after, part)]
         stages = len(cards)
         seconds = self.card.takes_s(
-            2 * self.costs.active * tokens / stages, self.costs.read_bytes(tokens, context) / stages
+            2 * self.costs.weights.active * tokens / stages, self.costs.read_bytes(tokens, context) / stages
         )
         activations, hidden = self.costs.activation_bytes(tokens), "hidden" if context else "prompted"
         done: list[Mark] = []
@@ -157,12 +159,14 @@ class Generation(ServingModel):
         """Plan a pass layer by layer: attention on the node's card, experts on the expert node's cards."""
         costs, node = self.costs, self.experts[plan.number % len(self.experts)]
         layers, count = costs.layers, len(node.cards)
-        copies = costs.activation_bytes(tokens) * costs.experts_per_token / count
-        own = costs.active - costs.active_expert_weights
-        own_bytes = (costs.weights - costs.expert_weights) * costs.itemsize + costs.cache_bytes(context)
-        here_s = self.card.takes_s(2 * own * tokens / layers, own_bytes / layers)
-        read = (costs.touched(tokens) - (costs.weights - costs.expert_weights)) * costs.itemsize
-        flop = 2 * costs.active_expert_weights * tokens
+        copies = costs.activation_bytes(tokens) * experts_per_token(self.model.model) / count
+        weights = costs.weights
+        dense = weights.parameters - weights.experts
+        own_bytes = dense * costs.itemsize + costs.cache_bytes(context)
+        flop = 2 * (weights.active - weights.active_experts) * tokens
+        here_s = self.card.takes_s(flop / layers, own_bytes / layers)
+        read = (costs.touched(tokens) - dense) * costs.itemsize
+        flop = 2 * weights.active_experts * tokens
         there_s = self.card.takes_s(flop / layers / count, read / layers / count)
         waits = list(after)
         for _ in range(layers):

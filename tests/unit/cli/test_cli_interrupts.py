@@ -11,7 +11,7 @@ import pytest
 # the signal comes where an exception cannot leave; then the program goes on, for ten seconds at most
 LOST = """
 import signal, sys, time, weakref
-from testbed.cli.interrupts import raise_on_signals
+from testbed.cli.main import raise_on_signals
 
 class Thing:
     def __del__(self):
@@ -52,7 +52,7 @@ def test_a_signal_is_not_lost_where_nothing_can_be_raised(number: int, status: i
 def test_what_was_ignored_at_the_start_stays_ignored(number: int) -> None:
     code = (
         f"import signal\nsignal.signal({int(number)}, signal.SIG_IGN)\n"
-        "from testbed.cli.interrupts import raise_on_signals\nraise_on_signals()\n"
+        "from testbed.cli.main import raise_on_signals\nraise_on_signals()\n"
         f"signal.raise_signal({int(number)})\nprint('goes on')"
     )
     done = ended(code)
@@ -61,7 +61,7 @@ def test_what_was_ignored_at_the_start_stays_ignored(number: int) -> None:
 
 def test_other_errors_that_cannot_be_raised_are_told_as_ever() -> None:
     code = "class Thing:\n    def __del__(self): raise ValueError('told')\nThing()"
-    code = f"from testbed.cli.interrupts import raise_on_signals\nraise_on_signals()\n{code}"
+    code = f"from testbed.cli.main import raise_on_signals\nraise_on_signals()\n{code}"
     done = ended(code)
     assert done.returncode == 0
     assert "ValueError: told" in done.stderr
@@ -109,7 +109,7 @@ def test_what_fails_because_of_a_signal_is_the_signals_end(error: str) -> None:
 # a timer's signals find the main thread between any two of its instructions
 ASKING = """
 import contextlib, random, signal, subprocess, time
-from testbed.cli.interrupts import raise_on_signals
+from testbed.cli.main import raise_on_signals
 
 raise_on_signals()
 signal.signal(signal.SIGALRM, signal.getsignal(signal.SIGTERM))

@@ -11,6 +11,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable
 
 from testbed.comm.transport import TransportError
+from testbed.comm.transport.rdma.card import Card, QueuePair, Region
 from testbed.comm.transport.rdma.verbs import (
     RECEIVED,
     SENT,
@@ -18,7 +19,6 @@ from testbed.comm.transport.rdma.verbs import (
     Address,
     CardCounts,
     Completion,
-    QueuePair,
 )
 
 SLOT_BYTES, SLOTS = 8192 + 64, 64
@@ -34,7 +34,7 @@ class MemoryFabric:
         self.reordered = 0
 
 
-class MemoryRegion:
+class MemoryRegion(Region):
     def __init__(self, card: MemoryCard, address: int, size_bytes: int, writable: bool) -> None:
         self.card, self.address, self.size_bytes, self.writable = card, address, size_bytes, writable
         self.key = self.remote_key = card.next_key = card.next_key + 1
@@ -47,7 +47,7 @@ class MemoryRegion:
         return self.address <= address <= address + size_bytes <= self.address + self.size_bytes
 
 
-class MemoryCard:
+class MemoryCard(Card):
     """What comes is taken when completions are looked at, a queue pair after another in any order."""
 
     def __init__(self, fabric: MemoryFabric) -> None:
@@ -140,7 +140,7 @@ class MemoryCard:
                 self.bell = -1
 
 
-class MemoryQueuePair:
+class MemoryQueuePair(QueuePair):
     def __init__(self, card: MemoryCard) -> None:
         self.card = card
         with card.fabric.lock:

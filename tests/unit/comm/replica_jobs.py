@@ -150,7 +150,7 @@ def steps_of(
     outcome.sent_bytes = sum(counters.bytes_sent for counters in transport.counters.values())
     outcome.caught_up_bytes = session.caught_up_bytes
     outcome.wrong += session.caught_up_wrong
-    outcome.checkpoints = session.checkpoints.completed
+    outcome.checkpoints = session.checkpoints
     session.close()
     return outcome
 

@@ -79,7 +79,7 @@ def over_datagrams(
     def make(rank: int) -> DatagramTransport:
         transport = places.datagram(rank, **options)
         if loses is not None:
-            transport._send_batch = LossyOutbox(loses())
+            transport._shared = transport._shared._replace(send_batch=LossyOutbox(loses()))
         return transport
 
     try:

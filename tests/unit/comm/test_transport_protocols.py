@@ -158,7 +158,7 @@ def test_collectives_work_over_either(protocol: str) -> None:
 def test_other_protocols_are_refused() -> None:
     transport = MemoryNetwork(1).transports[0]
     assert with_protocol(transport, "eager") is transport
-    words = "protocol: got 'push', expected FILE.py:NAME or one of rendezvous, staged, eager"
+    words = "protocol: got 'push', expected FILE.py:NAME or one of eager, rendezvous, staged"
     with pytest.raises(PluginError, match=words):
         with_protocol(transport, "push")
 

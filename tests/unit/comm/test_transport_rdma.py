@@ -9,11 +9,12 @@ import pytest
 
 from testbed.comm.transport import MeshSettings, Request, StripeSettings, TransportError
 from testbed.comm.transport.base import PeerCounters
-from testbed.comm.transport.onesided import ExposedWindows
+from testbed.comm.transport.onesided import ExposedWindows, PeerEnd
 from testbed.comm.transport.rdma import wire
 from testbed.comm.transport.rdma.pair import RdmaPair
+from testbed.comm.transport.rdma.regions import RegionCache
 from testbed.comm.transport.rdma.transport import RdmaTransport
-from testbed.comm.transport.rdma.verbs import CardCounts, RegionCache
+from testbed.comm.transport.rdma.verbs import CardCounts
 from testbed.comm.transport.rdma.wire import (
     ASK,
     MESSAGE,
@@ -119,7 +120,7 @@ def test_segments_of_several_queue_pairs_come_in_any_order() -> None:
 def test_word_of_a_message_that_is_written_already_takes_no_receive() -> None:
     """It went by another queue pair, and was asked for before the peer heard where to write."""
     card = MemoryCard(MemoryFabric(1))
-    pair = RdmaPair(0, 1, STRIPES, 1 << 20, PeerCounters(), ExposedWindows())
+    pair = RdmaPair(PeerEnd(0, 1, PeerCounters(), ExposedWindows(), 1 << 20), STRIPES)
     pair.attach(card, card.queue_pair(True, 8, 50_000, 0), (), RegionCache(card))
     large, empty = (Request("recv", 1, 9, memoryview(bytearray(size))) for size in (2000, 0))
     pair.receive(large)

@@ -28,7 +28,7 @@ from testbed.comm.transport import (
     wait_all,
 )
 from testbed.comm.transport.channels import FRAME, Channel
-from testbed.comm.transport.onesided import ExposedWindows
+from testbed.comm.transport.onesided import ExposedWindows, PeerEnd
 from testbed.comm.transport.striped import SharedWindow, StripedPair
 from testbed.comm.transport.wire import HELLO_BYTES, ConnectionKey, make_hello
 from tests.unit.measure.ranks import TOKEN, Places, over_channels, over_tcp
@@ -49,7 +49,7 @@ class Ends:
     def __init__(self, window: SharedWindow | None = None, *, connect: bool = True, **options: Any) -> None:
         settings = StripeSettings(**{"connections": 3, "segment_bytes": 1000, "fast_bytes": 10, **options})
         self.pairs = [
-            StripedPair(rank, 1 - rank, settings, 1 << 20, PeerCounters(), ExposedWindows(), window)
+            StripedPair(PeerEnd(rank, 1 - rank, PeerCounters(), ExposedWindows(), 1 << 20), settings, window)
             for rank in range(2)
         ]
         self.masks: list[dict[int, int]] = [{}, {}]

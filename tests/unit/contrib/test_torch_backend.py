@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from testbed.measure.diagnosis import diagnose, read_evidence
+from testbed.measure.diagnosis.diagnose import diagnose
+from testbed.measure.diagnosis.dumps import read_evidence
 from testbed.measure.diagnosis.verdicts import CRASHED, RANK_NOT_JOINED
 
 ROOT = Path(__file__).parents[3]

@@ -20,7 +20,6 @@ from typer.testing import CliRunner
 
 from testbed.cli.main import LazyCommand, app
 from testbed.errors import BadInput
-from testbed.show.report.gallery import network_svg, write_gallery
 from testbed.spec.catalogue import shipped
 from testbed.spec.examples import header
 
@@ -72,9 +71,9 @@ def test_commands_that_go_on_are_one_and_remarks_are_none() -> None:
     assert header(text, "x").commands == ("testbed run x.yaml", "testbed run x.yaml --set a=1")
 
 
-def test_the_gallery_has_question_command_and_picture(tmp_path: Path) -> None:
+def test_the_gallery_has_question_command_and_picture(site_pages: ModuleType, tmp_path: Path) -> None:
     files = {name: shipped("scenarios")[name] for name in ("quickstart", "inference/partitions")}
-    page, *pictures = write_gallery(tmp_path, files)
+    page, *pictures = site_pages.write_gallery(tmp_path, files)
     text = page.read_text()
     for (name, file), picture in zip(files.items(), pictures, strict=True):
         assert header(file.read_text(), name).question in text
@@ -92,9 +91,9 @@ def test_init_lists_what_each_asks() -> None:
 
 
 @pytest.mark.thorough
-def test_every_network_can_be_drawn() -> None:
+def test_every_network_can_be_drawn(site_pages: ModuleType) -> None:
     for file in shipped("scenarios").values():
-        assert ET.fromstring(network_svg(file)).tag.endswith("svg")
+        assert ET.fromstring(site_pages.network_svg(file)).tag.endswith("svg")
 
 
 def test_the_navigation_has_every_page_once() -> None:

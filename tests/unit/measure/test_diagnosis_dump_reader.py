@@ -15,7 +15,8 @@ from testbed.cli.main import app
 from testbed.comm.flight_recorder import FLIGHT, PATHS_FILE, DumpError, NetworkPaths, RankDump, dump_name
 from testbed.comm.flight_recorder.pytorch import from_pytorch, to_pytorch, write_pytorch
 from testbed.comm.flight_recorder.pytorch_files import read_dumps
-from testbed.measure.diagnosis import diagnose, read_evidence
+from testbed.measure.diagnosis.diagnose import diagnose
+from testbed.measure.diagnosis.dumps import read_evidence
 from tests.unit.comm.flight_world import World, faulty
 
 

@@ -14,7 +14,7 @@ from testbed.comm.flight_recorder import (
     PeerTraffic,
     RankDump,
 )
-from testbed.measure.diagnosis import diagnose
+from testbed.measure.diagnosis.diagnose import diagnose
 
 PAIR = GroupRecord(1, "tensor 0", (0, 1))
 ALL = GroupRecord(2, "everybody", (0, 1, 2, 3))
@@ -187,7 +187,7 @@ def test_a_group_like_it_says_who_of_two_is_right() -> None:
     wrong = dump(0, entry(1, 1, dtype="bfloat16"), groups=groups)
     (verdict, *_) = diagnose([wrong, dump(1, entry(1, 1), groups=groups), *right]).verdicts
     assert (verdict.kind, verdict.ranks) == ("MISMATCH", (0,))
-    assert "type" in verdict.look_at[0]
+    assert "type" in verdict.look_at
 
 
 def test_sizes_that_may_differ_are_no_mismatch() -> None:

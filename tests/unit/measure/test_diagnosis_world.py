@@ -6,7 +6,8 @@ import itertools
 
 import pytest
 
-from testbed.measure.diagnosis import Diagnosis, diagnose
+from testbed.measure.diagnosis.diagnose import diagnose
+from testbed.measure.diagnosis.verdicts import Diagnosis
 from tests.unit.comm.flight_world import World, faulty
 
 KINDS = {

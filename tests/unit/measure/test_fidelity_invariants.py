@@ -7,13 +7,13 @@ import json
 import math
 from pathlib import Path
 
+import psutil
 import pytest
 
 from testbed.measure.fidelity import invariants
 from testbed.measure.fidelity.cpu_monitor import (
-    CpuShares,
+    CpuTimes,
     MonitorWindow,
-    parse_cpu_times,
     parse_process,
     parse_run_time,
     process_family,
@@ -255,13 +255,14 @@ def test_percentiles_count_ticks_in_time() -> None:
     assert window.lag_percentile(0.99) == 0.003
 
 
-def test_cpu_times_from_the_kernels_table() -> None:
-    before = parse_cpu_times("cpu  100 0 100 700 100 0 0 0 0 0\ncpu0 1 2 3 4 5 6 7 8\n")
-    after = parse_cpu_times("cpu  140 0 110 740 100 0 0 10 5 0\n")
-    assert after.shares_since(before) == CpuShares(idle=0.4, processes=0.5, steal=0.1)
-    assert before.shares_since(before) == CpuShares(idle=1.0, processes=0.0, steal=0.0)
-    with pytest.raises(ValueError, match="expected 'cpu'"):
-        parse_cpu_times("intr 1 2 3")
+def test_shares_of_the_cores_time_between_two_readings() -> None:
+    before = CpuTimes(total=1000, idle=800, processes=200, steal=0)
+    after = CpuTimes(total=1100, idle=840, processes=250, steal=10)
+    assert after.shares_since(before) == CpuTimes(total=1.0, idle=0.4, processes=0.5, steal=0.1)
+    assert before.shares_since(before) == CpuTimes(total=1.0, idle=1.0, processes=0.0, steal=0.0)
+    now = CpuTimes.read()
+    assert now.total == pytest.approx(sum(psutil.cpu_times()[:8]), rel=1e-3)
+    assert now.idle + now.processes + now.steal <= now.total
 
 
 def test_a_stall_counts_for_as_long_as_it_was() -> None:

@@ -11,7 +11,7 @@ import pytest
 from testbed.measure.fidelity import probe
 from testbed.measure.fidelity.invariants import Conservation, emulator_stalls
 from testbed.measure.fidelity.link_invariants import (
-    PortDrops,
+    DroppingPort,
     drops_only_where_modelled,
     jitter_accuracy,
     loss_accuracy,
@@ -144,12 +144,13 @@ def test_drops_in_the_kernel() -> None:
 
 
 def test_drops_of_queues_inside_buildings_are_named_and_cautioned_unless_their_size_was_given() -> None:
-    meant = PortDrops("the port of east-leaf to east1", 64_000, given=True, packets=7)
+    meant = DroppingPort(place="the port of east-leaf to east1", queue_bytes=64_000, given=True, drops=7)
     found = drops_only_where_modelled(0, [meant])
     assert (found.ok, found.measured) == (True, "0 packets")
     assert "dropped packets: 7 in all steps" in found.sentence
     others = [
-        PortDrops(f"the port of east-leaf to east{n}", 64_000, given=False, packets=n) for n in (5, 4, 3, 2)
+        DroppingPort(place=f"the port of east-leaf to east{n}", queue_bytes=64_000, given=False, drops=n)
+        for n in (5, 4, 3, 2)
     ]
     found = drops_only_where_modelled(0, [*others, meant])
     assert (found.ok, found.severity, found.measured) == (False, "caution", "14 packets")

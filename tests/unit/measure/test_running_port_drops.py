@@ -11,6 +11,7 @@ from testbed.net.fabric.bridges import NIC, cables
 from testbed.net.fabric.running_fabric import FabricCounters
 from testbed.net.links.interfaces import NodeCounts, PortCounts
 from testbed.net.links.link_engine import DirectionStats, EngineStats
+from testbed.spec.scale import UNSCALED
 from testbed.spec.topology import TopologySpec
 
 SPEC = TopologySpec.model_validate(
@@ -72,8 +73,8 @@ def test_ports_are_counted_in_steps_alone_and_told_by_whether_their_queue_was_gi
         sample(2.9, "start", 8, p0=20, p1=4),  # between two steps
         sample(4.0, "end", 9, p0=21, p1=4),
     )
-    found = port_drops(SPEC, TOPOLOGY, read, [(1.0, 2.0), (3.0, 4.0)])
-    assert [(drops.place, drops.packets, drops.given, drops.queue_bytes) for drops in found] == [
+    found = port_drops(SPEC, TOPOLOGY, read, [(1.0, 2.0), (3.0, 4.0)], UNSCALED)
+    assert [(drops.place, drops.drops, drops.given, drops.queue_bytes) for drops in found] == [
         ("the port of east-leaf1 to east-spine1", 4, True, 2_000_000),
         ("the port of east-leaf1 to east2", 3, True, 1_000_000),
         ("the port of east-leaf1 to east1", 1, False, 576_000),
@@ -81,8 +82,9 @@ def test_ports_are_counted_in_steps_alone_and_told_by_whether_their_queue_was_gi
 
 
 def test_cards_and_steps_at_whose_edges_nobody_read_are_counted_over_the_whole_run() -> None:
-    found = port_drops(SPEC, TOPOLOGY, job(sample(0.0, "", 0), sample(9.0, "", 2), cards=6), [(1.0, 2.0)])
-    assert [(drops.place, drops.packets, drops.given) for drops in found] == [
+    read = job(sample(0.0, "", 0), sample(9.0, "", 2), cards=6)
+    found = port_drops(SPEC, TOPOLOGY, read, [(1.0, 2.0)], UNSCALED)
+    assert [(drops.place, drops.drops, drops.given) for drops in found] == [
         ("the port of east-leaf1 to east1", 99, False),
         ("the NIC of west1", 6, False),
         ("the port of east-leaf1 to east-spine1", 2, True),

@@ -11,7 +11,7 @@ import pytest
 import testbed
 from testbed.comm.flight_recorder import Recorder
 from testbed.contrib.torch.launch_env import ring_name
-from testbed.measure.diagnosis import read_evidence
+from testbed.measure.diagnosis.dumps import read_evidence
 from testbed.measure.execution import network_setup
 from testbed.measure.execution.network_setup import choose_network_without_ranks
 from testbed.measure.execution.program_run import ProgramFlight, require_program, run_programs

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from testbed.comm.flight_recorder import FLIGHT, STALLED
-from testbed.measure.diagnosis import read_evidence
+from testbed.measure.diagnosis.dumps import read_evidence
 from testbed.measure.execution.stalls import LEAST_TIMES, Stall, StallReporter, StallWatch
 from testbed.measure.results.shards import Shard
 from tests.unit.comm.flight_world import faulty

@@ -15,8 +15,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from testbed.net.controller import ControllerError, ControllerProcess, Match, Output, Rule
-from testbed.net.controller.rules import dumps
+from testbed.net.controller import ControllerError, ControllerProcess
+from testbed.net.controller.rules import Match, Output, Rule, dumps
 
 RULES = {5: [Rule(200, Match(ipv4_dst="10.0.0.1/32"), (Output(1),)), Rule(0, Match())]}
 COMMAND = [sys.executable, "-m", "testbed.net.controller"]

@@ -9,8 +9,8 @@ import pytest
 
 from testbed.net.fabric.change_watch import excluded_interfaces
 from testbed.net.fabric.fingerprint import EVERYTHING
+from testbed.net.fabric.namespace_setup import ROOT_NAME, namespace_settings
 from testbed.net.fabric.plan import Plan
-from testbed.net.fabric.verify import ROOT_NAME, namespace_settings
 from testbed.net.links import SettingMismatch
 from testbed.net.links.interfaces import HtbClass
 from testbed.net.links.shaping import Shape, shape_commands

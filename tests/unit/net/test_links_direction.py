@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from testbed.net.links.emulated_direction import QUEUE_HISTOGRAM_BINS, EmulatedDirection
-from testbed.spec.link_direction import Direction, LossBursts
+from testbed.spec.link_direction import PACKET_FAULTS, Direction, LossBursts
 
 MS = 1_000_000
 INSTANT_BPS = 8e18
@@ -187,6 +187,14 @@ def test_losses_come_in_bursts() -> None:
     assert sum(lost) / 20_000 == pytest.approx(bursts.mean, rel=0.2)
     after_a_loss = [now for before, now in itertools.pairwise(lost) if before]
     assert sum(after_a_loss) / len(after_a_loss) == pytest.approx(0.75 * 0.9, rel=0.1)
+
+
+@pytest.mark.parametrize("fault", PACKET_FAULTS)
+def test_every_declared_fault_is_drawn_and_counted(fault: str) -> None:
+    carrier = EmulatedDirection(link(delay_s=0.005, **{fault: 1.0}), "seed")
+    for _ in range(10):
+        carrier.accept(bytes(64), 0)
+    assert carrier.stats(0).faults == {name: 10 * (name == fault) for name in PACKET_FAULTS}
 
 
 def test_duplicates_and_broken_frames_are_as_many_as_asked() -> None:

@@ -10,13 +10,14 @@ import pytest
 
 from testbed.net.links import LinkError, LinkWire, SettingMismatch, netem
 from testbed.net.links.ingress import IngressDelay
-from testbed.net.links.interfaces import Qdisc, netem_seed
+from testbed.net.links.interfaces import NetemOptions, Qdisc
 from testbed.net.links.netem import NetemEngine
 from testbed.net.links.netlink import encode_attribute
+from testbed.net.links.netlink_requests import encode_command
 from testbed.net.links.setup import Setup
 from testbed.net.links.shaping import Shape, shape_commands
 from testbed.net.links.shaping_readback import match_requested_classes, parse_dscp_filters
-from testbed.spec.link_direction import Direction, LossBursts, QueueClass
+from testbed.spec.link_direction import PACKET_FAULTS, Direction, LossBursts, QueueClass
 
 FORTH = Direction(1e9, 0.005, 0.001, 0.01, 1_000_000, jitter_distribution="pareto", jitter_correlation=0.25)
 BACK = Direction(
@@ -137,7 +138,7 @@ def test_each_way_is_delayed_where_it_leaves_and_shaped_before_it_enters(kernel:
 
 def test_each_direction_has_a_seed_of_its_own_that_is_read_back(kernel: Kernel) -> None:
     engine().start()
-    held = {name: netem_seed(one.options) for name, one in kernel.netems().items()}
+    held = {name: NetemOptions.parse(one.options).seed for name, one in kernel.netems().items()}
     assert len({*held.values()}) == 2
     assert engine().is_seeded()
     kernel.seeds = {"w0a": held["w0b"], "w0b": held["w0a"]}  # type: ignore[dict-item]
@@ -164,6 +165,19 @@ def test_settings_are_read_back_and_a_difference_is_an_error(kernel: Kernel) -> 
     del kernel.answers["w0a"]
     with pytest.raises(LinkError, match="netem was removed from w0a"):
         engine().settings()
+
+
+@pytest.mark.parametrize("fault", PACKET_FAULTS)
+def test_every_declared_fault_is_set_and_read_back(fault: str, kernel: Kernel) -> None:
+    asked = Direction(1e9, 0.0, 0.0, 0.0, 1_000_000, **{fault: 0.25})  # type: ignore[arg-type]
+    kernel.answers["w0b"] = qdisc("w0b", delay={"delay": 0.0}, **{fault: {fault: 0.25}})
+    running = engine()
+    running.change({("east-west-0", "a_to_b"): asked})
+    assert running.settings()["east-west-0", "a_to_b"] == asked
+    (command,) = (line for line in kernel.commands if f" {fault} 25.00000000%" in line)
+    request = encode_command("tc", command, lambda name: 1)
+    assert request is not None
+    assert struct.pack("=I", round(0.25 * 0xFFFFFFFF)) in request.body
 
 
 def test_a_change_is_made_in_place(kernel: Kernel) -> None:

@@ -9,8 +9,8 @@ import pytest
 
 from testbed.net.links.class_scheduler import PauseIngress
 from testbed.net.links.pause import FrameOrigins, PauseGate
-from testbed.spec.link_direction import Direction, Pause
-from testbed.spec.links import ETHERNET_HEADER_BYTES, PauseSpec, turnaround_bytes
+from testbed.spec.link_direction import ETHERNET_HEADER_BYTES, Direction, Pause
+from testbed.spec.links import PauseSpec, turnaround_bytes
 from testbed.spec.scale import UNSCALED, Scale
 from tests.unit.net.paused_world import FRAME_BYTES, World, direction, frame, link
 

@@ -10,7 +10,7 @@ import pytest
 from testbed.comm.transport import Request
 from testbed.comm.transport.base import PeerCounters
 from testbed.comm.transport.channels import StripeSettings
-from testbed.comm.transport.onesided import ExposedWindows
+from testbed.comm.transport.onesided import ExposedWindows, PeerEnd
 from testbed.comm.transport.striped import StripedPair
 from testbed.net.paths import Network, Path
 from testbed.prediction.events import Event
@@ -108,7 +108,7 @@ class Taker:
 def test_the_transport_deals_out_alike(outstanding: int) -> None:
     settings = StripeSettings(3, 1000, outstanding=outstanding, fast_bytes=100)
     sizes = [2500, 100, 1000, 4000, 7200, 300]
-    pair = StripedPair(0, 1, settings, 1 << 20, PeerCounters(), ExposedWindows())
+    pair = StripedPair(PeerEnd(0, 1, PeerCounters(), ExposedWindows(), 1 << 20), settings)
     takers = [Taker() for _ in range(3)]
     pair.channels = dict(enumerate(takers))  # type: ignore[arg-type]
     for size in sizes:

@@ -18,7 +18,7 @@ from testbed.measure.results.manifest import Manifest
 from testbed.measure.results.records import LINKS, read_links
 from testbed.measure.results.result import Result
 from testbed.show.exchange.metrics import run_metrics
-from testbed.show.exchange.trackers import SERIES, log_to_mlflow, log_to_wandb, tracked_variants
+from testbed.show.exchange.metrics_export import SERIES, log_to_mlflow, log_to_wandb, tracked_variants
 from tests.unit.show.report_run import SyntheticRun
 
 # as the synthetic run's manifest says

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from testbed.cli.main import app
 from testbed.cli.run import shown
 from testbed.errors import BadInput
-from testbed.measure.execution.live_log import RunLive
+from testbed.measure.execution.progress import RunLive
 from testbed.measure.results.shards import split_into_shards
 from testbed.show.live.page_data import FAILED, FINISHED, RUNNING, JsonlTail
 from testbed.show.live.run_sources import FinishedRun, RunFollower, timeline

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from testbed.spec.errors import ConfigError
-from testbed.spec.file_formats import expand
+from testbed.spec.file_formats import load
 from testbed.spec.link_direction import LINK_PROPERTIES
 from testbed.spec.scenario import load_scenario
 from testbed.spec.topology import load_topology
@@ -484,7 +484,7 @@ def test_the_other_kind_of_file() -> None:
         load_scenario("pair.yaml")
     Path("neither.yaml").write_text("name: x\ntoplogy: y\n")
     with pytest.raises(ConfigError) as caught:
-        expand("neither.yaml")
+        load("neither.yaml").to_yaml()
     expected = "the key buildings (a topology) or topology (a scenario)"
     assert str(caught.value) == f"neither.yaml:1: got the keys name, toplogy, expected {expected}"
 

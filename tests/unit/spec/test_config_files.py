@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from testbed.spec.__main__ import main
 from testbed.spec.buildings import Host
 from testbed.spec.control_delays import INSTANT, Control
-from testbed.spec.file_formats import describe_kind, expand, expand_data, json_schema
+from testbed.spec.file_formats import json_schema, load
 from testbed.spec.link_direction import Direction
 from testbed.spec.scale import Scale
 from testbed.spec.scenario import Scenario, load_scenario
@@ -154,11 +154,10 @@ def test_probes_have_addresses_apart_from_hosts() -> None:
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
 def test_the_expanded_form_loads_to_the_same(file: Path, tmp_path: Path) -> None:
     copy = tmp_path / "expanded.yaml"
-    copy.write_text(expand(file))
-    load: Any = load_scenario if describe_kind(file) == "scenario" else load_topology
+    copy.write_text(load(file).to_yaml())
     assert load(copy) == load(file)
-    assert expand(copy) == expand(file)
-    assert yaml.safe_load(expand(file)) == expand_data(file)
+    assert load(copy).to_yaml() == load(file).to_yaml()
+    assert yaml.safe_load(load(file).to_yaml()) == load(file).to_data()
 
 
 def test_the_expanded_form_shows_defaults_and_units(tmp_path: Path) -> None:
@@ -168,7 +167,7 @@ def test_the_expanded_form_shows_defaults_and_units(tmp_path: Path) -> None:
         "workload:\n  model: {dim: 8, n_layers: 1, n_heads: 2, n_kv_heads: 1, ffn_dim: 16, vocab_size: 32}\n"
         "  peak_flops: 1e3 Gflops\n"
     )
-    shown = expand_data(file)
+    shown = load(file).to_data()
     assert shown["ranks"] == 6
     assert shown["topology"]["wan"][2]["a_to_b"] == {"rate": "40 Mbit/s", "delay": "6 ms"}
     assert shown["topology"]["wan"][0]["jitter"] == "0 ms"
@@ -237,7 +236,7 @@ def test_an_override_names_another_topology_from_the_current_folder(monkeypatch:
 
 
 def test_overrides_of_topology_files() -> None:
-    assert expand_data(REPOSITORY / "topologies" / "two-buildings.yaml", ["mtu=1500"])["mtu"] == 1500
+    assert load(REPOSITORY / "topologies" / "two-buildings.yaml", ["mtu=1500"]).to_data()["mtu"] == 1500
 
 
 def test_models_are_frozen_and_can_be_made_in_python() -> None:
@@ -295,18 +294,18 @@ def test_the_reference_in_docs_is_current() -> None:
 
 
 def test_kinds_are_told_by_their_keys() -> None:
-    kinds = {file.name: describe_kind(file) for file in FILES}
-    assert kinds["quickstart.yaml"] == "scenario"
-    assert kinds["two-buildings.yaml"] == kinds["three-buildings.yaml"] == "topology"
-    assert set(kinds.values()) == {"scenario", "topology"}
+    kinds = {file.name: type(load(file)) for file in FILES}
+    assert kinds["quickstart.yaml"] is Scenario
+    assert kinds["two-buildings.yaml"] is kinds["three-buildings.yaml"] is TopologySpec
+    assert set(kinds.values()) == {Scenario, TopologySpec}
 
 
 def test_the_small_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = str(REPOSITORY / "topologies" / "two-buildings.yaml")
     assert main(["check", file]) == 0
-    assert capsys.readouterr().out == expand(file)
+    assert capsys.readouterr().out == load(file).to_yaml()
     assert main(["check", file, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == expand_data(file)
+    assert json.loads(capsys.readouterr().out) == load(file).to_data()
     assert main(["resolve", file, "--size-scale", "400"]) == 0
     assert json.loads(capsys.readouterr().out)["buildings"][1]["hosts"][0]["nic"]["rate_bps"] == 1e9
     assert main(["check", str(tmp_path / "none.yaml")]) == 2

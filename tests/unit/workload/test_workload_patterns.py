@@ -7,9 +7,8 @@ import pytest
 
 from testbed.prediction.simulation import plan_key
 from testbed.workload.operations import GroupCollective, Operation
-from testbed.workload.plan import JobPlan
+from testbed.workload.plan import JobPlan, Pattern, SymmetricPlans
 from testbed.workload.plan_columns import pattern_columns
-from testbed.workload.plan_patterns import Pattern, SymmetricPlans
 
 
 def gradients(*algorithms: str, numel: int = 1000) -> Pattern:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import OrderedDict
 from collections.abc import Mapping
 
 import pytest
 
+from testbed.caches import SizedCache
 from testbed.spec.scale import Scale
 from testbed.spec.scenario import load_scenario
 from testbed.workload import pipeline_plan
@@ -70,8 +70,8 @@ def planned(shape: tuple[int, ...], more: Mapping[str, object]) -> JobPlan:
 def test_ranks_that_do_alike_have_the_plans_of_their_own(
     shape: tuple[int, ...], more: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pipeline_plan, "MAX_CACHED_PLANS", 0)
     made = planned(shape, more)
+    monkeypatch.setattr(pipeline_plan, "_plans", SizedCache(0, lambda _: 1))
     monkeypatch.setattr(pipeline_plan, "symmetry_key", lambda *_: None)
     assert made == planned(shape, more)
 
@@ -84,9 +84,8 @@ def test_a_plan_that_is_remembered_is_the_one_that_would_be_made(
     others = [{f"{PARALLELISM}.collectives.{name}": "bidirectional_ring"} for name in DEGREES[2:4]]
     asked: list[Mapping[str, object]] = [{}, *MORE.values(), *placements, *others]
     known = [planned(shape, changes) for changes in asked]
-    monkeypatch.setattr(pipeline_plan, "_plans", OrderedDict())
-    monkeypatch.setattr(pipeline_plan, "_patterns", pipeline_plan._PatternCache())
-    monkeypatch.setattr(pipeline_plan, "MAX_CACHED_PLANS", 0)
+    for cache in ("_plans", "_patterns"):
+        monkeypatch.setattr(pipeline_plan, cache, SizedCache(0, lambda _: 1))
     assert known == [planned(shape, changes) for changes in asked]
 
 

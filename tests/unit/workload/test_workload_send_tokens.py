@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from testbed.workload.operations import COMPUTE, Computing, Message, Pause
 from testbed.workload.parallelism import PIPELINE
+from testbed.workload.plan import Pattern, Relocation
 from testbed.workload.plan_options import SendToken
-from testbed.workload.plan_patterns import Pattern, Relocation
 from testbed.workload.send_tokens import TOKEN, find_turns, with_tokens
 
 RATE = 1e9  # bytes per second

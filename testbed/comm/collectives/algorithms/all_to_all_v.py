@@ -92,7 +92,7 @@ class Exchange:
         strands = min(self._algorithm.concurrency, size - 1)
         start = self._group.engine.start
         yield tuple(
-            start("", self._strand(range(1 + first, size, strands), tag + 2 * first, position.record))
+            start(self._strand(range(1 + first, size, strands), tag + 2 * first, position.record))
             for first in range(strands)
         )
 

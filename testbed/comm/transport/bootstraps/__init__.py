@@ -1,5 +1,47 @@
-"""Bootstrap methods by name. Each registers in its own module."""
+"""Bootstraps by name: from what a rank knows at the start to the addresses of all ranks."""
 
-from testbed.comm.transport.bootstraps.base import BOOTSTRAPS, Bootstrap, Job
+from __future__ import annotations
 
-__all__ = ["BOOTSTRAPS", "Bootstrap", "Job"]
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar, NamedTuple
+
+from testbed.comm.transport.bootstrap import BootstrapReport
+from testbed.comm.transport.wire import Address
+from testbed.plugins import Registry, derived_from
+
+
+class Job(NamedTuple):
+    """What one rank knows at the start.
+
+    Attributes:
+        rank: This rank.
+        master: The address on which rank 0 listens during the bootstrap.
+        addresses: The addresses that all ranks are to have.
+        token: The job's secret.
+        timeout_s: The limit of the bootstrap.
+    """
+
+    rank: int
+    master: Address
+    addresses: Sequence[Address]
+    token: str
+    timeout_s: float
+
+
+class Bootstrap(ABC):
+    """A method by which the ranks of a job find each other."""
+
+    connects_all: ClassVar[bool] = False
+    """Whether all ranks then connect to each other; otherwise connections are made on first use."""
+
+    @staticmethod
+    @abstractmethod
+    def find(job: Job) -> tuple[Sequence[Address], BootstrapReport]:
+        """Return the addresses of all ranks, and what finding them cost this one. Raises TransportError."""
+
+
+BOOTSTRAPS: Registry[type[Bootstrap]] = Registry(
+    "bootstrap", "testbed.comm.transport.bootstraps", "testbed.bootstraps", derived_from(Bootstrap)
+)
+"""All bootstraps by name. Each registers itself in its module: `@BOOTSTRAPS.register("star")`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from testbed.comm.transport.bootstrap import BootstrapReport, bootstrap
-from testbed.comm.transport.bootstraps.base import BOOTSTRAPS, Bootstrap, Job
+from testbed.comm.transport.bootstraps import BOOTSTRAPS, Bootstrap, Job
 from testbed.comm.transport.wire import Address
 
 

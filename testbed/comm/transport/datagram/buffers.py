@@ -17,7 +17,7 @@ from testbed.comm.transport.datagram.packets import ACK_REQUESTED, DATA, DATA_KI
 from testbed.comm.transport.datagram.receiver import Receiver
 from testbed.comm.transport.datagram.recoveries import Item, Parity, Recovery
 from testbed.comm.transport.datagram.udp import BATCH, PacketRun, PerPacket
-from testbed.comm.transport.onesided import ExposedWindows
+from testbed.comm.transport.onesided import PeerEnd
 from testbed.comm.transport.reassembly import MESSAGE_MASK, IncomingMessage, Reassembler
 
 _STEPS = np.arange(BATCH)
@@ -192,18 +192,8 @@ def pad_rows(view: memoryview, offset: int, rows: int, size: int) -> Bytes:
 class ReceiveBuffer(Reassembler):
     """The receiving half of a pair. paths: their number. in_order, code: see Receiver."""
 
-    def __init__(
-        self,
-        rank: int,
-        peer: int,
-        max_staged_bytes: int,
-        counters: PeerCounters,
-        exposed: ExposedWindows,
-        paths: int,
-        in_order: bool,
-        code: str | None,
-    ) -> None:
-        super().__init__(rank, peer, max_staged_bytes, counters, exposed)
+    def __init__(self, end: PeerEnd, paths: int, in_order: bool, code: str | None) -> None:
+        super().__init__(end)
         self.paths = paths
         self.receiver = Receiver(in_order, code or "mds")
         self._code = code

@@ -7,13 +7,13 @@ import math
 import socket
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from testbed.clock import clock_here
-from testbed.comm.transport.base import PeerCounters, PeerLost, Request, TransportError
-from testbed.comm.transport.datagram import stats, udp
+from testbed.comm.transport.base import PeerLost, Request, TransportError
+from testbed.comm.transport.datagram import udp
 from testbed.comm.transport.datagram.buffers import ReceiveBuffer, SendBuffer
 from testbed.comm.transport.datagram.controls import Credits, Granter
 from testbed.comm.transport.datagram.packets import (
@@ -30,53 +30,55 @@ from testbed.comm.transport.datagram.recoveries import RECOVERIES, Item
 from testbed.comm.transport.datagram.sender import DatagramSettings, Route, Sender, make_sender
 from testbed.comm.transport.datagram.spraying import Spray
 from testbed.comm.transport.event_loop import ignore_events
-from testbed.comm.transport.onesided import ExposedWindows
+from testbed.comm.transport.onesided import PeerEnd
 
 # retry interval after a full card queue: in real time, when a third of the shortest queue has drained
 NO_ROOM_S, NO_ROOM_PACKETS = 0.0005, 20
+
+
+class RankDatagrams(NamedTuple):
+    """What all pairs of a rank share.
+
+    Attributes:
+        settings: Recovery, control and paths.
+        send_batch: For packets to send.
+        receive_batch: For received packets.
+        granter: Grants credits to all senders of the rank.
+        clock: Returns the time in seconds.
+        on_due: Called with a pair and the time at which it wants its `on_due` to be called.
+    """
+
+    settings: DatagramSettings
+    send_batch: udp.SendBatch
+    receive_batch: udp.ReceiveBatch
+    granter: Granter
+    clock: Callable[[], float]
+    on_due: Callable[[DatagramPair, float], None]
 
 
 class DatagramPair(ReceiveBuffer):
     """All datagrams to and from one peer, for one class of traffic.
 
     Args:
-        rank: This rank.
-        peer: The peer.
-        settings: Recovery, control and paths.
-        max_staged_bytes: The limit for messages without a receive.
-        counters: The peer's counters.
-        exposed: Windows for puts.
-        send_batch: Shared by all pairs of the rank.
-        receive_batch: Shared by all pairs of the rank.
-        granter: Grants credits to all senders of the rank.
+        end: This rank's end.
+        shared: What all pairs of the rank share.
         watch: (socket, events, handler), as in the event loop.
-        clock: Returns the time in seconds.
-        on_due: Called with the time at which this pair wants its `on_due` to be called.
     """
 
     def __init__(
         self,
-        rank: int,
-        peer: int,
-        settings: DatagramSettings,
-        max_staged_bytes: int,
-        counters: PeerCounters,
-        exposed: ExposedWindows,
-        send_batch: udp.SendBatch,
-        receive_batch: udp.ReceiveBatch,
-        granter: Granter,
+        end: PeerEnd,
+        shared: RankDatagrams,
         watch: Callable[[socket.socket, int, Callable[[int], None]], None],
-        clock: Callable[[], float],
-        on_due: Callable[[DatagramPair, float], None],
     ) -> None:
+        settings, self._send_batch, self._receive_batch, self._granter, self._clock, self._on_due = shared
         kind, paths = RECOVERIES[settings.recovery], settings.paths
-        super().__init__(rank, peer, max_staged_bytes, counters, exposed, paths, kind.in_order, kind.code)
+        super().__init__(end, paths, kind.in_order, kind.code)
+        self._watch = watch
         self.settings = settings
         # called with a reason to drop the peer, which is sent to the peer
         self.on_fault: Callable[[str], None] | None = None
         self.sockets: list[socket.socket] = []
-        self._send_batch, self._receive_batch, self._granter = send_batch, receive_batch, granter
-        self._watch, self._clock, self._on_due = watch, clock, on_due
         self._waiting: list[Request] = []  # until the pair is connected
         self._out: SendBuffer | None = None
         self._blocked: set[int] = set()  # paths whose socket is not writable
@@ -358,7 +360,11 @@ class DatagramPair(ReceiveBuffer):
         if kind == PARITY_KIND and len(packet) > DATA.size + PARITY.size:
             self.on_parity(Data._make(DATA.unpack_from(packet)), packet[DATA.size :], marked)
         elif kind == WANTED_KIND:
-            self._on_wanted(CREDIT.unpack_from(packet)[-1])
+            total, granted = CREDIT.unpack_from(packet)[-1], self._granter.granted(self)
+            if total <= granted:
+                self.grant(granted)
+            else:
+                self._granter.request(self, total)
         elif kind == GRANTED_KIND and self._sender and isinstance(self._sender.control, Credits):
             self._sender.control.grant(CREDIT.unpack_from(packet)[-1])
 
@@ -373,28 +379,21 @@ class DatagramPair(ReceiveBuffer):
         if self._spray is not None:
             self._spray.on_ack(ack, now_s, self._sender.recovery.round_trips.smoothed_s)
 
-    def _on_wanted(self, total: int) -> None:
-        granted = self._granter.granted(self)
-        if total <= granted:
-            self.grant(granted)
-        else:
-            self._granter.request(self, total)
-
     # ---- statistics
 
     def snapshot(self) -> dict[str, float]:
         """Return the fields of `sockets.snapshot_connection`."""
         assert self._sender is not None
-        return stats.snapshot_pair(self._sender, self.acknowledged * self._payload_bytes)
+        return self._sender.snapshot(self.acknowledged * self._payload_bytes)
 
     @property
     def description(self) -> str:
         """The state of the pair, as text."""
-        return "none yet" if self._sender is None else stats.describe_pair(self._sender, self.receiver)
+        return "none yet" if self._sender is None else self._sender.describe(self.receiver)
 
     def totals(self) -> dict[str, Any]:
         """Return statistics, ready for JSON."""
         if self._sender is None:
             return {}
-        totals = stats.pair_totals(self.settings, self._sender, self.receiver, self._spray)
+        totals = self._sender.totals(self.settings, self.receiver, self._spray)
         return {**totals, "packets_cut": self.datagrams_segmented}

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from testbed.clock import clock_here
 from testbed.comm.transport.datagram.controls import CONTROLS, MIN_WINDOW_PACKETS, Control, Credits, Limits
 from testbed.comm.transport.datagram.packets import MAX_AHEAD, Ack
+from testbed.comm.transport.datagram.receiver import Receiver
 from testbed.comm.transport.datagram.recoveries import RECOVERIES, Feedback, Item, Recovery
 from testbed.comm.transport.datagram.rtt_estimator import MIN_RTO_S, REAL_TIME_MIN_RTO_S, RttEstimator
+from testbed.comm.transport.datagram.spraying import Spray
 
 # how much a late timer may catch up: in real time timers are tens of microseconds late
 BURST_S = 100e-6
@@ -156,6 +158,57 @@ class Sender:
         if isinstance(control, Credits) and control.used + self.recovery.pending > control.granted:
             due_s = min(due_s, self._wanted_s + self.recovery.round_trips.rto_s)
         return due_s
+
+    # ---- statistics
+
+    def snapshot(self, acked_bytes: int) -> dict[str, float]:
+        """Return the fields of `sockets.snapshot_connection`, with parity packets and marked packets.
+
+        No window reads as 0.
+        """
+        recovery, window = self.recovery, self.control.window_packets
+        return {
+            "rtt_s": recovery.round_trips.smoothed_s,
+            "congestion_window_segments": window if window < math.inf else 0,
+            "retransmits": recovery.resent,
+            "bytes_acked": acked_bytes,
+            "parity": recovery.parity_sent,
+            "marked": self.marked,
+        }
+
+    def totals(self, settings: DatagramSettings, receiver: Receiver, spray: Spray | None) -> dict[str, Any]:
+        """Return totals of both directions, in packets, seconds and bit/s. packets_twice: duplicates."""
+        recovery, control = self.recovery, self.control
+        totals: dict[str, Any] = {
+            "recovery": settings.recovery,
+            "control": settings.control,
+            "round_trip_s": round(recovery.round_trips.smoothed_s, 6),
+            "packets_sent": sum(path.serial for path in recovery.paths.values()),
+            "packets_resent": recovery.resent,
+            "parity_sent": recovery.parity_sent,
+            "packets_lost": self.lost,
+            "packets_late": self.timed_out,
+            "packets_marked": self.marked,
+            "packets_received": sum(path.received for path in receiver.seen.values()),
+            "packets_mended": receiver.recovered,
+            "packets_twice": receiver.duplicates,
+        }
+        if control.window_packets < math.inf:
+            totals["window_packets"] = round(control.window_packets, 1)
+        if control.rate_bps < math.inf:
+            totals["rate_bps"] = round(control.rate_bps)
+        if spray is not None:
+            totals["paths"] = [state.value for state in spray.states]
+            totals["paths_denied"] = spray.denied
+        return totals
+
+    def describe(self, receiver: Receiver) -> str:
+        """Return, as text, the state of a pair, to explain why nothing arrives."""
+        recovery = self.recovery
+        waiting = recovery.end - recovery.low
+        unacknowledged = f"{waiting} packets not acknowledged, {recovery.in_flight} of them in flight"
+        missing = receiver.bits.bit_length() - receiver.bits.bit_count()
+        return f"{unacknowledged}; {missing} missing before later received ones"
 
 
 # In real time ranks wait for a CPU longer than packets are in flight. This much of constant windows covers for that,

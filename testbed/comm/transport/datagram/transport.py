@@ -21,7 +21,7 @@ from testbed.comm.transport.control_connection import SETUP_TAG, ControlConnecti
 from testbed.comm.transport.datagram import udp
 from testbed.comm.transport.datagram.controls import CONTROLS, Granter
 from testbed.comm.transport.datagram.packets import ETHERNET_HEADER_BYTES, MAX_PATHS
-from testbed.comm.transport.datagram.pair import DatagramPair
+from testbed.comm.transport.datagram.pair import DatagramPair, RankDatagrams
 from testbed.comm.transport.datagram.sender import WINDOW_PRODUCTS, DatagramSettings, Route
 from testbed.comm.transport.sockets import (
     MeshSettings,
@@ -42,19 +42,12 @@ Control = ControlConnection[DatagramPair]
 
 
 class DatagramTransport(ControlledMesh[DatagramPair]):
-    """One rank's datagram pairs; see Transport for the messages.
+    """One rank's datagram pairs; see Transport for the messages, Mesh for the other arguments and the errors.
+
+    Datagrams go to the ports of `addresses`, too.
 
     Args:
-        rank: This rank.
-        addresses: (IPv4 address, port) of every rank, in rank order. Datagrams go to the same ports.
-        settings: Sockets and timeouts.
         datagrams: Recovery, control and paths; the same on all ranks.
-        eager: Connect to all peers at once.
-        listener: A bound socket to listen on instead of this rank's address.
-
-    Raises:
-        TransportError: If a setting does not take effect.
-        TransportTimeout: If `eager` is set and a peer does not appear.
     """
 
     setup_limits: ClassVar[Mapping[int, int]] = {SETUP_TAG: _MAX_SETUP_BYTES}
@@ -71,15 +64,21 @@ class DatagramTransport(ControlledMesh[DatagramPair]):
         listener: socket.socket | None = None,
     ) -> None:
         self.datagrams = datagrams or DatagramSettings()
-        self._send_batch = udp.SendBatch()
         self._uses_ecn = CONTROLS[self.datagrams.control].uses_ecn
-        self._receive_batch = udp.ReceiveBatch(self._uses_ecn)
         self._granter = Granter(settings.port_bps, udp.MAX_MTU_BYTES + ETHERNET_HEADER_BYTES)
         # in a guest reading the clock is a system call, and time stands still between two calls of `progress`
         self._clock: Callable[[], float] = (lambda: self.now_s) if clock_here() == "free" else time.monotonic
+        self._shared = RankDatagrams(
+            self.datagrams,
+            udp.SendBatch(),
+            udp.ReceiveBatch(self._uses_ecn),
+            self._granter,
+            self._clock,
+            self._schedule,
+        )
         self._due_s = math.inf  # the next timer of any pair
         self._due: dict[DatagramPair, float] = {}
-        super().__init__(rank, addresses, settings, listener, eager)
+        super().__init__(rank, addresses, settings, eager=eager, listener=listener)
 
     # ---- see Mesh
 
@@ -87,20 +86,7 @@ class DatagramTransport(ControlledMesh[DatagramPair]):
         def watch(sock: socket.socket, mask: int, handler: Any) -> None:
             self._loop.watch(sock, mask, handler, key.traffic.priority)
 
-        return DatagramPair(
-            self.rank,
-            peer,
-            self.datagrams,
-            self.settings.max_staged_bytes,
-            self._counters[peer],
-            self.exposed,
-            self._send_batch,
-            self._receive_batch,
-            self._granter,
-            watch,
-            self._clock,
-            self._schedule,
-        )
+        return DatagramPair(self._end(peer), self._shared, watch)
 
     def _make_stream(self, peer: int, key: ConnectionKey) -> Control:
         control = super()._make_stream(peer, key)

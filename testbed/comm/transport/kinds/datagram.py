@@ -12,7 +12,7 @@ from testbed.comm.transport.datagram.controls.credits import LOAD
 from testbed.comm.transport.datagram.recoveries import RECOVERIES
 from testbed.comm.transport.datagram.sender import WINDOW_PRODUCTS, DatagramSettings
 from testbed.comm.transport.datagram.transport import DatagramTransport
-from testbed.comm.transport.kinds.base import TRANSPORTS, LossRecovery, TransportKind
+from testbed.comm.transport.kinds import TRANSPORTS, LossRecovery, TransportKind
 from testbed.comm.transport.kinds.striped import PACKET_BYTES
 from testbed.comm.transport.sockets import MeshSettings
 from testbed.comm.transport.wire import ConnectionKey

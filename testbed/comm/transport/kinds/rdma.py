@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from testbed.comm.transport.base import TrafficClass
-from testbed.comm.transport.kinds.base import TRANSPORTS, LossRecovery, Packet
+from testbed.comm.transport.kinds import TRANSPORTS, LossRecovery, Packet
 from testbed.comm.transport.kinds.striped import StripingKind
-from testbed.comm.transport.rdma.card import CardSettings, VerbsCard, ack_timeout_s
+from testbed.comm.transport.rdma.card import Card, CardSettings, ack_timeout_s
 from testbed.comm.transport.rdma.devices import find_card, set_window
 from testbed.comm.transport.rdma.transport import RdmaTransport
 from testbed.comm.transport.rdma.wire import (
@@ -70,7 +70,7 @@ class Rdma(StripingKind):
         set_window(self.options["rdma"]["window_packets"])
         largest = max(stripes.fast_bytes for stripes in self.stripes.values())
         timeout_s = self.options["rdma"]["ack_timeout_s"]
-        card = VerbsCard(CardSettings(name, gid_index, largest + HEADER.size, ack_timeout_s=timeout_s))
+        card = Card(CardSettings(name, gid_index, largest + HEADER.size, ack_timeout_s=timeout_s))
         return RdmaTransport(rank, addresses, settings, card, lambda peer: self.stripes[distances[peer]])
 
     def connection(self, traffic: TrafficClass, channel: int, distance: str) -> ConnectionKey:

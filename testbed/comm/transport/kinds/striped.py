@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from testbed.comm.transport.base import TrafficClass
 from testbed.comm.transport.channels import FRAME, StripeSettings
-from testbed.comm.transport.kinds.base import TRANSPORTS, TransportKind
+from testbed.comm.transport.kinds import TRANSPORTS, TransportKind
 from testbed.comm.transport.sockets import MeshSettings
 from testbed.comm.transport.striped import StripedTransport
 from testbed.comm.transport.wire import PACKET_HEADERS_BYTES, ConnectionKey

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from testbed.comm.transport.kinds.base import TRANSPORTS, TransportKind
+from testbed.comm.transport.kinds import TRANSPORTS, TransportKind
 from testbed.comm.transport.sockets import MeshSettings
 from testbed.comm.transport.tcp import TcpTransport
 

@@ -6,7 +6,7 @@ from collections import deque
 
 from testbed.comm.transport.base import BEST_EFFORT, Request, TrafficClass, Transport, TransportError
 from testbed.comm.transport.layers import MAX_PENDING_NOTES, Layer, PairKey
-from testbed.comm.transport.protocols.base import PROTOCOLS, MessageProtocol
+from testbed.comm.transport.protocols import PROTOCOLS, MessageProtocol
 
 
 class RendezvousTransport(Layer):

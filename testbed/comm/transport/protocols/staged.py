@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import struct
 from collections import Counter, deque
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from testbed.comm.transport.base import (
     BEST_EFFORT,
-    PeerCounters,
     Request,
     TrafficClass,
     Transport,
@@ -19,7 +17,7 @@ from testbed.comm.transport.base import (
 from testbed.comm.transport.host_costs import Slots
 from testbed.comm.transport.layers import MAX_PENDING_NOTES, Layer, PairKey
 from testbed.comm.transport.mailbox import WrongLength, wrong_length
-from testbed.comm.transport.protocols.base import PROTOCOLS, MessageProtocol
+from testbed.comm.transport.protocols import PROTOCOLS, MessageProtocol
 
 _PREFIX = struct.Struct("<Q")
 
@@ -52,9 +50,6 @@ class StagedTransport(Layer):
         self._sends: dict[tuple[PairKey, int], deque[_Chunks]] = {}
         self._receives: dict[tuple[PairKey, int], deque[_Chunks]] = {}
         self._windows: dict[tuple[PairKey, int], _Window] = {}  # only if slots are announced
-        # of whole messages, and of chunks
-        self._tally = {peer: PeerCounters() for peer in inner.counters}
-        self._chunk_tally = {peer: PeerCounters() for peer in inner.counters}
 
     def isend(self, peer: int, tag: int, view: memoryview, traffic: TrafficClass = BEST_EFFORT) -> Request:
         """See Transport."""
@@ -93,26 +88,6 @@ class StagedTransport(Layer):
     def has_waiting_sends(self) -> bool:
         """See Layer."""
         return bool(self._sends)
-
-    @property
-    def counters(self) -> Mapping[int, PeerCounters]:
-        """See Layer. Prefixes count as headers."""
-        counters = {}
-        for peer, raw in super().counters.items():
-            messages, chunks = self._tally[peer], self._chunk_tally[peer]
-            sent, received = _PREFIX.size * chunks.messages_sent, _PREFIX.size * chunks.messages_received
-            counters[peer] = replace(
-                raw,
-                messages_sent=raw.messages_sent - chunks.messages_sent + messages.messages_sent,
-                messages_received=raw.messages_received
-                - chunks.messages_received
-                + messages.messages_received,
-                bytes_sent=raw.bytes_sent - sent,
-                bytes_received=raw.bytes_received - received,
-                header_bytes_sent=raw.header_bytes_sent + sent,
-                header_bytes_received=raw.header_bytes_received + received,
-            )
-        return counters
 
     def on_note(self, pair: PairKey, tag: int, number: int) -> None:
         """Handle freed slots, for the oldest message of this tag that waits for one."""
@@ -169,16 +144,16 @@ class StagedTransport(Layer):
         slot = bytearray(_PREFIX.size + end - start)
         _PREFIX.pack_into(slot, 0, len(request.view))
         slot[_PREFIX.size :] = request.view[start:end]
-        self._copied[peer] += end - start
+        self._corrections[peer].bytes_copied += end - start
 
         def on_sent(inner: Request) -> None:
             if inner.error is not None:
                 chunks.end(inner.error)
                 return
-            self._chunk_tally[peer].messages_sent += 1
+            self._reclassify_sent(peer, _PREFIX.size)
             chunks.done += 1
             if chunks.done == chunks.count:
-                self._tally[peer].messages_sent += 1
+                self._corrections[peer].messages_sent += 1
                 chunks.end(None)
 
         self._when_done(self.inner.isend(peer, request.tag, memoryview(slot), traffic), on_sent)
@@ -231,8 +206,8 @@ class StagedTransport(Layer):
                 return
             if end > start:
                 request.view[start:end] = memoryview(slot)[_PREFIX.size :]
-            self._copied[peer] += end - start
-            self._chunk_tally[peer].messages_received += 1
+            self._corrections[peer].bytes_copied += end - start
+            self._reclassify_received(peer, _PREFIX.size)
             chunks.done += 1
             if self.announced:
                 self._windows[pair, request.tag].free -= 1
@@ -243,7 +218,7 @@ class StagedTransport(Layer):
                 self._receive_chunk(pair, chunks)
             self._next_receive(pair, request.tag)
             if chunks.done == chunks.count:
-                self._tally[peer].messages_received += 1
+                self._corrections[peer].messages_received += 1
                 chunks.end(None)
 
         self._when_done(self.inner.irecv(peer, request.tag, memoryview(slot), traffic), on_received)

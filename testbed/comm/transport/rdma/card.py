@@ -23,7 +23,6 @@ from testbed.comm.transport.rdma.verbs import (
     Address,
     CardCounts,
     Completion,
-    QueuePair,
 )
 from testbed.comm.transport.rdma.wire import Immediate, flow_label, pack_immediate
 
@@ -93,8 +92,11 @@ def ack_timeout_s(timeout_s: float) -> float:
     return math.ldexp(_ACK_UNIT_S, timeout_exponent(timeout_s))
 
 
-class VerbsCard:
-    """An implementation of verbs.Card. Raises TransportError if there is no such card."""
+class Card:
+    """One card, for one rank. Completions are there when `fileno` is readable.
+
+    Raises TransportError if there is no such card.
+    """
 
     def __init__(self, settings: CardSettings) -> None:
         self.settings = settings
@@ -146,15 +148,22 @@ class VerbsCard:
         self._queue.req_notify()
 
     def fileno(self) -> int:
-        """See Card."""
+        """Return a descriptor for epoll."""
         return self._fileno
 
     def queue_pair(self, fast: bool, depth: int, port: int, dscp: int) -> QueuePair:
-        """See Card."""
-        return VerbsQueuePair(self, self._small if fast else self._written, depth, port, dscp)
+        """Return a new queue pair.
+
+        Args:
+            fast: For messages into slots, otherwise for writes.
+            depth: The most work requests in flight.
+            port: Source port of its packets; 0 for any.
+            dscp: Their DSCP.
+        """
+        return QueuePair(self, self._small if fast else self._written, depth, port, dscp)
 
     def send(self, queue_pair: QueuePair, header: bytes, body: bytes | memoryview) -> bool:
-        """See Card."""
+        """Send a copy of the message into the peer's next slot; return False if the card has no room."""
         if not self._unsent:
             return False
         slot = self._unsent.pop()
@@ -163,32 +172,31 @@ class VerbsCard:
         self._memory[start : start + len(header)] = header
         if body:
             self._memory[start + len(header) : start + size_bytes] = body
-        assert isinstance(queue_pair, VerbsQueuePair)
         piece = self._wr.SGE(self._base + start, size_bytes, self._region.lkey)
         queue_pair.post(_SEND_IMM, slot, piece, pack_immediate(Immediate(fast=True)))
         return True
 
-    def register(self, address: int, size_bytes: int, writable: bool) -> VerbsRegion:
-        """See Card."""
+    def register(self, address: int, size_bytes: int, writable: bool) -> Region:
+        """Register memory. Raises TransportError."""
         access = _LOCAL_WRITE | _REMOTE_WRITE if writable else 0
         try:
-            return VerbsRegion(self._mr.MR(self._domain, size_bytes, access, address=address))
+            return Region(self._mr.MR(self._domain, size_bytes, access, address=address))
         except Exception as error:
             raise TransportError(
                 f"RDMA device {self.settings.name}: {size_bytes} bytes of memory: {error}"
             ) from None
 
     def slot(self, number: int) -> memoryview:
-        """See Card."""
+        """Return the memory of a received message, valid until `free`."""
         return self._memory[number * self.slot_bytes : (number + 1) * self.slot_bytes]
 
     def free(self, number: int) -> None:
-        """See Card."""
+        """Make the slot available for receiving again."""
         piece = self._wr.SGE(self._base + number * self.slot_bytes, self.slot_bytes, self._region.lkey)
         self._small.post_recv(self._wr.RecvWR(wr_id=number, num_sge=1, sg=[piece]))
 
     def completions(self) -> list[Completion]:
-        """See Card."""
+        """Return all completions since the last call. Later ones cause an event."""
         if self._poll.poll(0):  # request the next event before polling, so that none is missed
             self._channel.get_cq_event(self._queue)
             self._queue.ack_events(1)
@@ -226,7 +234,7 @@ class VerbsCard:
             self._unsent.append(slot)
 
     def counts(self) -> CardCounts | None:
-        """See Card."""
+        """Return the card's counts; None if unavailable."""
         folder = DEVICES / self.settings.name / "ports/1/hw_counters"
         try:
             return CardCounts(*(int((folder / name).read_text()) for name in _COUNTERS))
@@ -234,28 +242,28 @@ class VerbsCard:
             return None
 
     def close(self) -> None:
-        """See Card."""
+        """Release all resources of the card."""
         if self._fileno >= 0:
             self._fileno = -1
             self._context.close()  # and everything created from it
 
 
-class VerbsRegion:
-    """An implementation of verbs.Region."""
+class Region:
+    """Memory that the card knows. `key`: for its own work; `remote_key`: for peers that write into it."""
 
     def __init__(self, made: Any) -> None:
         self._pyverbs = made
         self.key, self.remote_key = int(made.lkey), int(made.rkey)
 
     def close(self) -> None:
-        """See Region."""
+        """Deregister the memory."""
         self._pyverbs.close()
 
 
-class VerbsQueuePair:
-    """An implementation of verbs.QueuePair."""
+class QueuePair:
+    """One reliable connection."""
 
-    def __init__(self, card: VerbsCard, receives: Any, depth: int, port: int, dscp: int) -> None:
+    def __init__(self, card: Card, receives: Any, depth: int, port: int, dscp: int) -> None:
         qp = import_pyverbs("qp")
         self._card, self._port, self._dscp = card, port, dscp
         settings = qp.QPInitAttr(
@@ -274,11 +282,11 @@ class VerbsQueuePair:
 
     @property
     def address(self) -> Address:
-        """See QueuePair."""
+        """What the peer has to know to connect."""
         return Address(self._card.gid, self.number)
 
     def connect(self, peer: Address) -> None:
-        """See QueuePair."""
+        """Connect to the peer's queue pair. Raises TransportError."""
         addr, qp = import_pyverbs("addr"), import_pyverbs("qp")
         card = self._card
         try:
@@ -305,7 +313,17 @@ class VerbsQueuePair:
     def write(
         self, number: int, address: int, size_bytes: int, key: int, to: int, remote_key: int, immediate: int
     ) -> None:
-        """See QueuePair."""
+        """Write from registered memory into a peer's, with notification.
+
+        Args:
+            number: Identifies the completion; not 0.
+            address: Source address.
+            size_bytes: Size.
+            key: Key of the source.
+            to: Destination address.
+            remote_key: Key of the destination.
+            immediate: Passed to the peer.
+        """
         piece = self._card._wr.SGE(address, size_bytes, key)
         self.post(_WRITE_IMM, _WRITES + number, piece, immediate, (remote_key, to))
 
@@ -326,7 +344,7 @@ class VerbsQueuePair:
         self._pyverbs.post_send(work)
 
     def close(self) -> None:
-        """See QueuePair."""
+        """Close the connection; drop everything in flight."""
         self._pyverbs.close()
         self._card.drop_sends(self.number)
 

@@ -14,15 +14,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from testbed.comm.transport.base import PeerCounters, Request, TransportError
+from testbed.comm.transport.base import Request, TransportError
 from testbed.comm.transport.channels import StripeSettings
 from testbed.comm.transport.mailbox import Mailbox, wrong_length
-from testbed.comm.transport.onesided import ExposedWindows, is_one_sided, is_put
+from testbed.comm.transport.onesided import PeerEnd, is_one_sided, is_put
 from testbed.comm.transport.rdma import wire
-from testbed.comm.transport.rdma.fast_path import FastPath
-from testbed.comm.transport.rdma.verbs import Card, QueuePair, RegionCache
+from testbed.comm.transport.rdma.card import Card, QueuePair
+from testbed.comm.transport.rdma.queues import FastPath, Inbound, Outbound, Segments, WriteQueue
+from testbed.comm.transport.rdma.regions import RegionCache
 from testbed.comm.transport.rdma.wire import ANNOUNCE, ASK, DISCARD, MESSAGE, REFUSE, SLOTS, Frame, Immediate
-from testbed.comm.transport.rdma.writes import Inbound, Outbound, Segments, WriteQueue
 
 
 class RdmaPair:
@@ -31,24 +31,13 @@ class RdmaPair:
     Sends and receives are always accepted: they wait for `start`, and fail if the peer is lost.
     """
 
-    def __init__(
-        self,
-        rank: int,
-        peer: int,
-        settings: StripeSettings,
-        max_staged_bytes: int,
-        counters: PeerCounters,
-        exposed: ExposedWindows,
-    ) -> None:
-        self.rank, self.peer = rank, peer
+    def __init__(self, end: PeerEnd, settings: StripeSettings) -> None:
+        self.rank, self.peer, self.counters, self.exposed, self._max_staged_bytes = end
         self.settings = settings
-        self.counters = counters
-        self.exposed = exposed
         self.lost: TransportError | None = None
         self.fast = FastPath()
         self.regions: RegionCache | None = None
         self._write_queue_pairs: Sequence[QueuePair] = ()
-        self._max_staged_bytes = max_staged_bytes
         # outgoing
         # by tag: a large message whose receive is not announced, and all behind it
         self._waiting_sends: dict[int, deque[Request]] = {}

@@ -20,15 +20,14 @@ from testbed.comm.transport.control_connection import (
     ControlledMesh,
 )
 from testbed.comm.transport.rdma import wire
+from testbed.comm.transport.rdma.card import Card, QueuePair
 from testbed.comm.transport.rdma.pair import RdmaPair
+from testbed.comm.transport.rdma.regions import RegionCache
 from testbed.comm.transport.rdma.verbs import (
     RECEIVED,
     SENT,
     Address,
-    Card,
     Completion,
-    QueuePair,
-    RegionCache,
 )
 from testbed.comm.transport.rdma.wire import udp_port
 from testbed.comm.transport.sockets import MeshSettings, WireCounts
@@ -41,18 +40,11 @@ Control = ControlConnection[RdmaPair]
 
 
 class RdmaTransport(ControlledMesh[RdmaPair]):
-    """One rank's RDMA connections.
+    """One rank's RDMA connections; see Mesh for the other arguments and the errors.
 
     Args:
-        rank: This rank.
-        addresses: (IPv4 address, port) of every rank, in rank order.
-        settings: Sockets and timeouts.
         card: This rank's own card.
         stripes: Returns the striping of messages to a peer. Both sides of a pair must agree.
-        listener: A bound socket to listen on instead of this rank's address.
-
-    Raises:
-        TransportError: If a setting does not take effect.
     """
 
     counts_payload = False  # the card bypasses the kernel
@@ -75,7 +67,7 @@ class RdmaTransport(ControlledMesh[RdmaPair]):
         self._regions = RegionCache(card)
         self._owners: dict[int, Control] = {}  # by queue pair number
         try:
-            super().__init__(rank, addresses, settings, listener, eager=False)
+            super().__init__(rank, addresses, settings, listener=listener)
             self._loop.watch(card, select.EPOLLIN, self._on_completions)
         except BaseException:
             card.close()
@@ -84,8 +76,7 @@ class RdmaTransport(ControlledMesh[RdmaPair]):
     # ---- see Mesh
 
     def _make_pair(self, peer: int, key: ConnectionKey) -> RdmaPair:
-        staged = self.settings.max_staged_bytes
-        return RdmaPair(self.rank, peer, self._stripes(peer), staged, self._counters[peer], self.exposed)
+        return RdmaPair(self._end(peer), self._stripes(peer))
 
     def _release_sockets(self) -> None:
         super()._release_sockets()

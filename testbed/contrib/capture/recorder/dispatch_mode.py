@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -16,8 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 from torch.utils.weak import WeakIdKeyDictionary
 
-from testbed.contrib.capture.recorder.groups import BY_NAME, RecordingGroup
-from testbed.contrib.capture.recorder.source_locations import Modules, Sites
+from testbed.contrib.capture.recorder.groups import BY_NAME, RecordedWork, RecordingGroup
+from testbed.contrib.capture.recorder.source_locations import Modules, here
 from testbed.contrib.capture.recorder.tape import Tape
 from testbed.errors import TestbedError
 
@@ -27,20 +28,14 @@ _DEVICE = torch.ops.prim.device.default
 PLAIN = {torch.Tensor, torch.nn.Parameter, FakeTensor}
 FUNCTIONAL = {
     "all_reduce": "all_reduce",
-    "all_reduce_": "all_reduce",
-    "all_reduce_coalesced": "all_reduce",
-    "all_reduce_coalesced_": "all_reduce",
     "all_gather_into_tensor": "all_gather",
-    "all_gather_into_tensor_out": "all_gather",
-    "all_gather_into_tensor_coalesced": "all_gather",
     "reduce_scatter_tensor": "reduce_scatter",
-    "reduce_scatter_tensor_out": "reduce_scatter",
-    "reduce_scatter_tensor_coalesced": "reduce_scatter",
     "all_to_all_single": "all_to_all",
     "shard_dim_alltoall": "all_to_all",
     "broadcast": "broadcast",
-    "broadcast_": "broadcast",
 }
+"""Collectives of functional operations, by name without the endings of `_FORMS`."""
+_FORMS = re.compile(r"(_out|_coalesced)?_?$")
 NAMESPACES = (
     "c10d",
     "_c10d_functional",
@@ -49,34 +44,10 @@ NAMESPACES = (
     "symm_mem",
     "_dtensor",
 )
-_PRESERVING = {
-    "view",
-    "reshape",
-    "_unsafe_view",
-    "select",
-    "slice",
-    "t",
-    "transpose",
-    "permute",
-    "_to_copy",
-    "to",
-    "clone",
-}
-_PRESERVING |= {
-    "unbind",
-    "split",
-    "split_with_sizes",
-    "chunk",
-    "detach",
-    "alias",
-    "unsqueeze",
-    "squeeze",
-    "contiguous",
-    "copy_",
-    "as_strided",
-    "lift_fresh",
-    "expand",
-}
+_PRESERVING = re.compile(
+    r"view|reshape|_unsafe_view|select|slice|t|transpose|permute|_to_copy|to|clone|unbind|split|split_with_sizes|chunk|"
+    r"detach|alias|unsqueeze|squeeze|contiguous|copy_|as_strided|lift_fresh|expand"
+)
 """Operations whose result consists of elements of their input."""
 _FREE = ("empty", "detach", "alias", "set_", "resize_", "record_stream", "lift_fresh", "new_empty")
 
@@ -105,9 +76,9 @@ def type_name(dtype: Any) -> str:
 class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
     """Records dispatched operations on a tape while `on`. doing: forward, backward or compute."""
 
-    def __init__(self, tape: Tape, sites: Sites, modules: Modules, speeds: Speeds) -> None:
+    def __init__(self, tape: Tape, modules: Modules, speeds: Speeds) -> None:
         super().__init__()
-        self.tape, self.sites, self.modules, self.speeds = tape, sites, modules, speeds
+        self.tape, self.modules, self.speeds = tape, modules, speeds
         self.on = False
         self.quiet = False  # optimizers read numbers that are on the CPU
         self.doing = "compute"
@@ -147,7 +118,7 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
                 return True
             what = "size" if isinstance(error, DynamicOutputShapeException) else "value"
             raise RuntimeError(
-                f"capture: {func} at {self.sites.here()}: its result's {what} depends on data, "
+                f"capture: {func} at {here()}: its result's {what} depends on data, "
                 "which fake tensors do not have"
             ) from None
         if func is aten.histc.default:
@@ -157,8 +128,10 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
                 if isinstance(one, torch.Tensor):
                     self._propagate_uniform(func, args[0], one)
         if self.on and not self._free(func):
-            module = self.modules.current(self.backward)
-            self.tape.compute(self._kind(), module, self._site(), self._cost(func, args, kwargs, out))
+            kind, module = "backward" if self.backward else self.doing, self.modules.current(self.backward)
+            # of a sequence of kernels only the first is located, because the lookup is slow
+            site = "" if self.tape.current.open is not None else here()
+            self.tape.compute(kind, module, site, self._cost(func, args, kwargs, out))
         return out
 
     def _assume_uniform(self, counts: Any, total: int) -> Any:
@@ -174,7 +147,7 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
         name = func._schema.name.removeprefix("aten::")
         if name == "sum":
             self._uniform[out] = each * given.numel() / out.numel()
-        elif name in _PRESERVING and out.numel() <= given.numel():
+        elif _PRESERVING.fullmatch(name) and out.numel() <= given.numel():
             self._uniform[out] = each
 
     @staticmethod
@@ -200,13 +173,6 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
             self.on = before
 
     # ---- computing
-
-    def _kind(self) -> str:
-        return "backward" if self.backward else self.doing
-
-    def _site(self) -> str:
-        """Return the location of the first kernel of a sequence; others have none, because the lookup is slow."""
-        return "" if self.tape.current.open is not None else self.sites.here()
 
     def _free(self, func: Any) -> bool:
         if func not in self._views:
@@ -239,7 +205,7 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
             pass
         if (each := self._uniform.get(args[0])) is not None:
             return round(each)
-        site = self.sites.here()
+        site = here()
         self.scalars[site] = self.scalars.get(site, 0) + 1
         dtype = args[0].dtype
         if dtype is torch.bool:
@@ -254,20 +220,13 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
         collective: str,
         tensors: list[Any],
         results: list[Any],
-        *,
-        splits: Any = (),
-        root: int | None = None,
-        times: int = 1,
-        peer: int = 0,
-        tag: int = 0,
+        **more: Any,
     ) -> Any:
-        """Record a communication; see groups.Note."""
-        from testbed.contrib.capture.recorder.groups import RecordedWork  # noqa: PLC0415
-
+        """Record a communication; see groups.Note. more: see `_start`."""
         if collective == "all_to_all" and (each := self._uniform.get(tensors[0])) is not None:
             for result in results:
                 self._uniform[result] = each
-        number = self._start(group, collective, tensors or results, splits, root, times, peer, tag)
+        number = self._start(group, collective, tensors or results, **more)
         token = self.tape.generation
         return RecordedWork(lambda: self.tape.wait(number, token), results, self._defer_wait)
 
@@ -295,9 +254,13 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
         peer: int = 0,
         tag: int = 0,
     ) -> int | None:
+        """Add an operation to the tape; returns its number, None if nothing is recorded now.
+
+        splits: elements for each member. root, peer: ranks in the job. times: members with tensors like these.
+        """
         if not self.on:
             return None
-        module, site = self.modules.current(self.backward), self.sites.here()
+        module, site = self.modules.current(self.backward), here()
         dtype = type_name(tensors[0].dtype) if tensors else "float32"
         numel = sum(tensor.numel() for tensor in tensors) * times
         node = {"module": module, "site": site, "numel": int(numel), "dtype": dtype}
@@ -322,17 +285,13 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
                 self._uniform[out] = each
             self.tape.wait(number, token)
             return out
-        if name not in FUNCTIONAL:
-            raise UnknownCollective(
-                f"capture: {func._schema.name} at {self.sites.here()} is not a supported collective"
-            )
+        collective = FUNCTIONAL.get(_FORMS.sub("", name))
+        if collective is None:
+            raise UnknownCollective(f"capture: {func._schema.name} at {here()} is not a supported collective")
         group = next((found for one in (*args, *kwargs.values()) if (found := _group(one)) is not None), None)
         if group is None:
-            raise UnknownCollective(
-                f"capture: {func._schema.name} at {self.sites.here()}: its group is unknown"
-            )
+            raise UnknownCollective(f"capture: {func._schema.name} at {here()}: its group is unknown")
         out = func(*args, **kwargs)
-        collective = FUNCTIONAL[name]
         larger = _tensors(out if collective == "all_gather" else args[0])
         splits = self._splits(args) if name == "all_to_all_single" else ()
         root = group.ranks[args[1]] if collective == "broadcast" else None

@@ -254,7 +254,7 @@ class World:
 
     def install(self) -> None:
         """Make init_process_group and new_group create groups of this world."""
-        dist.Backend.register_backend(BACKEND, self._unused, extended_api=True, devices=["cpu", "cuda"])
+        dist.Backend.register_backend(BACKEND, self._make, extended_api=True, devices=["cpu", "cuda"])
         helper = c10d._new_process_group_helper
 
         def make(
@@ -263,12 +263,11 @@ class World:
             desc = more.get("group_desc") or (rest[4] if len(rest) > 4 else None)
             more.pop("backend_options", None)
             more.pop("device_id", None)
-            members = tuple(ranks) or tuple(range(size))
-            members = tuple(map(int, members))
+            members = tuple(map(int, tuple(ranks) or range(size)))
             self._next = members, self._key(desc, members)
             return helper(size, rank, ranks, BACKEND, store, name, *rest, **more)
 
-        self._creator(make)
+        c10d._new_process_group_helper = make
         self._name_meshes()
         init = c10d.init_process_group
 
@@ -300,14 +299,6 @@ class World:
                     self.families[group.key] = dimension
 
         dist.device_mesh.DeviceMesh.__init__ = make
-
-    def _creator(self, make: Any) -> None:
-        c10d._new_process_group_helper = make
-        plugin = dist.Backend._plugins[BACKEND.upper()]
-        dist.Backend._plugins[BACKEND.upper()] = plugin._replace(creator_fn=self._make)
-
-    def _unused(self, *_: Any) -> None:
-        pass
 
     def _make(self, options: Any, _: Any) -> RecordingGroup:
         members, key = self._next

@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import pickle
+import resource
 import runpy
 import sys
 import time
@@ -28,7 +29,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from testbed.contrib.capture.recorder import devices
 from testbed.contrib.capture.recorder.dispatch_mode import RecordingMode, Speeds
 from testbed.contrib.capture.recorder.groups import World
-from testbed.contrib.capture.recorder.source_locations import _OWN, _TORCH, Modules, Sites
+from testbed.contrib.capture.recorder.source_locations import _OWN, _TORCH, Modules
 from testbed.contrib.capture.recorder.tape import Tape
 from testbed.errors import TestbedError
 
@@ -106,17 +107,12 @@ def run_rank(request: Mapping[str, Any], folder: Path, rank: int, report: int) -
         found = _record(request, folder, rank, report)
     except BaseException:
         found = {"error": _traceback(), "steps": 0}
-    found |= {"rank": rank, "seconds": time.monotonic() - begun_s, "peak_bytes": _peak_bytes()}
+    peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    found |= {"rank": rank, "seconds": time.monotonic() - begun_s, "peak_bytes": peak_bytes}
     path = folder / f"rank-{rank}.json"
     part = path.with_suffix(".part")
     part.write_text(json.dumps(found))
     part.rename(path)
-
-
-def _peak_bytes() -> int:
-    import resource  # noqa: PLC0415
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def _environment(request: Mapping[str, Any], rank: int) -> dict[str, str]:
@@ -139,8 +135,8 @@ def _environment(request: Mapping[str, Any], rank: int) -> dict[str, str]:
 
 def _record(request: Mapping[str, Any], folder: Path, rank: int, report: int) -> dict[str, Any]:
     os.environ.update(_environment(request, rank))
-    tape, sites, modules = Tape(), Sites(), Modules()
-    recorder = RecordingMode(tape, sites, modules, Speeds(request["peaks"], request["bytes_per_s"]))
+    tape, modules = Tape(), Modules()
+    recorder = RecordingMode(tape, modules, Speeds(request["peaks"], request["bytes_per_s"]))
     world = World(rank, request["world_size"], recorder.note)
     steps = Steps(recorder, request["steps"])
     world.install()

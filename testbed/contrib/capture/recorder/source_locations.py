@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import sysconfig
 from bisect import bisect_right
 from pathlib import Path
-from types import CodeType
+from types import FrameType
 from typing import Any
 
 import torch
@@ -18,29 +19,20 @@ _TORCH = str(Path(torch.__file__).parent)
 _LIBRARY = sysconfig.get_paths()["stdlib"]
 
 
-class Sites:
-    """Lookup of lines in the user's own code."""
-
-    def __init__(self) -> None:
-        self._foreign: dict[CodeType, str | None] = {}
-
-    def here(self) -> str:
-        """Return FILE:LINE of the innermost frame outside PyTorch, Python and the recorder; "" if there is none."""
-        frame = sys._getframe(1)
-        while frame is not None:
-            name = self._name(frame.f_code)
-            if name is not None:
-                return f"{name}:{frame.f_lineno}"
-            frame = frame.f_back  # type: ignore[assignment]
-        return ""
-
-    def _name(self, code: CodeType) -> str | None:
-        if code not in self._foreign:
-            self._foreign[code] = _shown(code.co_filename)
-        return self._foreign[code]
+def here() -> str:
+    """Return FILE:LINE of the innermost frame outside PyTorch, Python and the recorder; "" if there is none."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        name = _shown(frame.f_code.co_filename)
+        if name is not None:
+            return f"{name}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""
 
 
+@functools.cache
 def _shown(file: str) -> str | None:
+    """Return the name of a file of the user's own code."""
     if file.startswith("<") or file.startswith((_OWN, _TORCH)):
         return None
     if file.startswith(_LIBRARY) and "site-packages" not in file:

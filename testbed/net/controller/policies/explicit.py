@@ -151,10 +151,7 @@ class Te(Policy):
         """Choose a path for each flow; set `bound` and `reached`."""
         rates = {(at, end.name): end.rate_bps for at in view.buildings for end in view.links(at)}
         uses = {
-            (flow, path): [
-                (at, link)
-                for at, link in zip(buildings_along(view, "te", *view.ends(flow), path), path, strict=True)
-            ]
+            (flow, path): list(zip(buildings_along(view, "te", *view.ends(flow), path), path, strict=True))
             for flow in flows
             for path in paths[flow]
         }
@@ -176,22 +173,20 @@ class Te(Policy):
             add(flow, chosen[flow])
         for _ in range(MAX_MOVES):
             worst = max(load, key=lambda use: load[use], default=None)
-            better = None
             for flow in chosen if worst is not None else ():
                 if worst not in uses[flow, chosen[flow]] or not flow.size_bytes:
                     continue
                 add(flow, chosen[flow], -1)
                 path = min(paths[flow], key=lambda path: cost(flow, path))
-                if cost(flow, path)[0] < load[worst] + flow.size_bytes / rates[worst] - 1e-12:
-                    better = flow, path
+                is_better = cost(flow, path)[0] < load[worst] + flow.size_bytes / rates[worst] - 1e-12
                 add(flow, chosen[flow])
-                if better:
+                if is_better:
+                    add(flow, chosen[flow], -1)
+                    add(flow, path)
+                    chosen[flow] = path
                     break
-            if better is None:
+            else:
                 break
-            add(better[0], chosen[better[0]], -1)
-            add(*better)
-            chosen[better[0]] = better[1]
         self.reached = max(load.values(), default=0.0)
         return chosen
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from google.protobuf.message import DecodeError, Message
+from google.protobuf.proto import serialize_length_prefixed
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from testbed.workload.traces.chakra import schema
@@ -105,9 +106,7 @@ def write_file(path: Path, attributes: Mapping[str, Any], nodes: Iterable[EtNode
     _set_attributes(head.attr, attributes)
     with path.open("wb") as file:
         for message in (head, *map(_message, nodes)):
-            data = message.SerializeToString(deterministic=True)
-            file.write(_varint(len(data)))
-            file.write(data)
+            serialize_length_prefixed(message, file)
 
 
 def _messages(path: Path) -> Iterator[bytes]:
@@ -135,15 +134,6 @@ def _messages(path: Path) -> Iterator[bytes]:
         yield data[position : position + length]
         position += length
         number += 1
-
-
-def _varint(number: int) -> bytes:
-    parts = bytearray()
-    while number > 0x7F:
-        parts.append(number & 0x7F | 0x80)
-        number >>= 7
-    parts.append(number)
-    return bytes(parts)
 
 
 def _parse(path: Path, number: int, kind: Any, data: bytes) -> Any:
