@@ -22,7 +22,7 @@ from testbed.prediction.dry_run import check_plan_ends
 from testbed.prediction.plan_simulation import MAX_WARMUP_STEPS
 from testbed.prediction.request_metrics import served_step, serving_figures
 from testbed.prediction.routes import Routes, route_network
-from testbed.prediction.simulation_cache import PreparedStep
+from testbed.prediction.simulation import PreparedStep
 from testbed.prediction.timeline import Timeline
 from testbed.spec.scale import Scale
 from testbed.spec.scenario import Scenario

@@ -79,12 +79,18 @@ class Pattern(_Cached):
 
     Attributes:
         operations: The operations, in order.
-        column_source: A pattern that differs only in collective algorithms, which columns do not contain; or itself.
     """
 
     def __init__(self, operations: RankPlan, column_source: Pattern | None = None) -> None:
         self.operations = operations
-        self.column_source = column_source or self
+        self._column_source = (
+            column_source  # not itself: no cycle, so that plans are freed without the collector
+        )
+
+    @property
+    def column_source(self) -> Pattern:
+        """A pattern that differs only in collective algorithms, which columns do not contain; or itself."""
+        return self._column_source or self
 
     def __len__(self) -> int:
         return len(self.operations)

@@ -16,7 +16,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from testbed.prediction import simulation_cache
+from testbed.prediction import simulation
 from testbed.prediction.search import evaluate
 from testbed.prediction.search.evaluation import MEMORY, Evaluation
 from testbed.prediction.search.search import Search
@@ -37,10 +37,10 @@ class _Here:
     def map(self, some: Any) -> Iterator[Any]:
         """One after the other."""
         for one in some:
-            known, began_s = len(simulation_cache._known), time.process_time()
+            known, began_s = len(simulation._known), time.process_time()
             found = evaluate(self.scenario, one)
             took_s = time.process_time() - began_s
-            if len(simulation_cache._known) > known:
+            if len(simulation._known) > known:
                 self.seconds["played"].append(took_s)
             elif isinstance(found, Evaluation) or found.constraint == MEMORY:
                 self.seconds["known"].append(took_s)

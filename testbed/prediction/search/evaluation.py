@@ -13,7 +13,7 @@ from testbed.prediction.calibration import VIRTUAL, Calibration, find_calibratio
 from testbed.prediction.closed_form import Changes, replicas, sequences
 from testbed.prediction.dry_run import check_memory
 from testbed.prediction.search.default_space import fill_space
-from testbed.prediction.simulation_cache import play_cached
+from testbed.prediction.simulation import play_cached
 from testbed.prediction.step_prediction import predict_tail_s, prepare_step
 from testbed.prediction.timeline import Deadlock
 from testbed.spec.catalogue import accelerators

@@ -16,12 +16,11 @@ from testbed.comm.collectives.registry import COLLECTIVES
 from testbed.comm.transport import Software
 from testbed.net.paths.network import Network
 from testbed.net.paths.network import Path as Way
-from testbed.prediction import simulation_cache as preparing
+from testbed.prediction import simulation as preparing
 from testbed.prediction.compiled import build
 from testbed.prediction.network_columns import NetworkColumns, call_of
 from testbed.prediction.network_simulator import NetworkSimulator, Outcome, play
-from testbed.prediction.simulation import simulate
-from testbed.prediction.simulation_cache import PreparedStep, play_cached
+from testbed.prediction.simulation import PreparedStep, play_cached, simulate
 from testbed.prediction.step_prediction import prepare_step
 from testbed.prediction.timeline import Deadlock, peak_activation_bytes
 from testbed.spec.scale import Scale

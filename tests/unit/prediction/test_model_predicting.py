@@ -17,7 +17,7 @@ from testbed.net.paths.poisson import poisson_quantile
 from testbed.prediction.calibration import Calibration, find_calibration
 from testbed.prediction.plan_simulation import PlanSimulation
 from testbed.prediction.routes import route_network
-from testbed.prediction.simulation_cache import PreparedStep
+from testbed.prediction.simulation import PreparedStep
 from testbed.prediction.step_prediction import (
     TAIL_NETWORKS,
     TAIL_STEPS,

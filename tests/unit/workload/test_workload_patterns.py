@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from testbed.prediction.simulation_cache import plan_key
+from testbed.prediction.simulation import plan_key
 from testbed.workload.operations import GroupCollective, Operation
 from testbed.workload.plan import JobPlan, Pattern, SymmetricPlans
 from testbed.workload.plan_columns import pattern_columns
