@@ -68,12 +68,10 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(folder: Path, *command: str | Path) -> str:
-    """What it says, in a folder that is no checkout, without what this environment says of Python."""
-    done = subprocess.run(
-        command, cwd=folder, env={"PATH": "/usr/bin:/bin", "HOME": str(folder)}, capture_output=True, text=True,
-        check=False,
-    )  # fmt: skip
+def run(folder: Path, *command: str | Path, path: str = "/usr/bin:/bin") -> str:
+    """Return a command's output, run outside any checkout and without this environment's settings for Python."""
+    environment = {"PATH": path, "HOME": str(folder)}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -97,3 +95,10 @@ def test_an_algorithm_of_ones_own_is_checked_where_only_the_wheel_is(installed: 
 
 def test_the_command_finds_what_is_shipped(installed: Path, tmp_path: Path) -> None:
     assert "hierarchical" in run(tmp_path, installed / "bin/testbed", "plan", "quickstart", "--json")
+
+
+def test_the_library_of_flows_is_in_the_wheel(installed: Path, tmp_path: Path) -> None:
+    """No compiler is on the path, and none is needed."""
+    assert "hierarchical" in run(
+        tmp_path, installed / "bin/testbed", "predict", "quickstart", "--packets", "0", path=""
+    )

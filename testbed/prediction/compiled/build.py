@@ -1,18 +1,12 @@
-"""The compiled library of flows and steps: built from the package's C sources on first use, cached for the user."""
+"""The compiled library of flows and steps: the wheel's, or compiled on first use and cached for the user."""
 
 from __future__ import annotations
 
 import ctypes
-import hashlib
-import os
 import re
-import shutil
 import subprocess
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
-from importlib import resources
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,17 +14,14 @@ from numpy.typing import NDArray
 
 from testbed.caches import user_cache
 from testbed.errors import TestbedError
+from testbed.prediction.compiled.compiler import (
+    COMPILERS,
+    FOLDER,
+    HEADER,
+    compile_library,
+    library_name,
+)
 
-HEADER, CODE = "engine.h", "engine.c"
-FLAGS = (
-    "-std=c11",
-    "-O2",
-    "-shared",
-    "-fPIC",
-    "-ffp-contract=off",
-)  # -ffp-contract=off: round products and sums separately, as Python does
-COMPILERS: Sequence[str] = ("cc", "gcc", "clang")
-MOST_S = 60  # compiler timeout; it usually takes a second
 _KINDS: Mapping[str, type[ctypes._SimpleCData[Any]]] = {
     "int8_t": ctypes.c_int8,
     "int32_t": ctypes.c_int32,
@@ -47,7 +38,7 @@ def _fields(header: str) -> Iterator[tuple[str, type[ctypes._SimpleCData[Any]], 
             yield name.strip("* \n"), _KINDS[kind], bool(constant)
 
 
-_STEP = list(_fields(resources.files(__package__).joinpath(HEADER).read_text()))
+_STEP = list(_fields((FOLDER / HEADER).read_text()))
 COLUMN_TYPES = {name: np.dtype(kind) for name, kind, is_array in _STEP if is_array}
 
 
@@ -86,14 +77,15 @@ _FUNCTIONS: Mapping[str, tuple[type | None, tuple[type, ...]]] = {
 @lru_cache(1)
 def library() -> ctypes.CDLL:
     """Return the loaded library. Raises NoCompilerError."""
-    folder = resources.files(__package__)
-    sources = {own.name: own.read_bytes() for own in folder.iterdir() if own.name.endswith((".c", ".h"))}
-    found = hashlib.sha256(repr((sorted(sources.items()), FLAGS)).encode()).hexdigest()[:16]
-    kept = user_cache("model") / f"flows-{found}.so"
+    name = library_name()
+    shipped, kept = FOLDER / name, user_cache("model") / name
     try:
-        if not kept.exists():
-            _make(sources, kept)
-        loaded = ctypes.CDLL(str(kept))
+        try:
+            loaded = ctypes.CDLL(str(shipped))
+        except OSError:  # a checkout, or a wheel that was built for another C library
+            if not kept.exists():
+                compile_library(kept)
+            loaded = ctypes.CDLL(str(kept))
     except (OSError, subprocess.SubprocessError) as error:
         raise NoCompilerError(
             where="model of flows",
@@ -114,18 +106,3 @@ def _reason(error: OSError | subprocess.SubprocessError) -> str:
         else ""
     )
     return said.splitlines()[0] if said else str(error)
-
-
-def _make(sources: dict[str, bytes], kept: Path) -> None:
-    """Compile the sources. Raises OSError, SubprocessError."""
-    compiler = next((path for path in map(shutil.which, COMPILERS) if path), None)
-    if compiler is None:
-        raise FileNotFoundError("none")
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=kept.parent) as scratch:
-        for name, text in sources.items():
-            (Path(scratch) / name).write_bytes(text)
-        made = Path(scratch) / kept.name
-        command = [compiler, *FLAGS, "-o", str(made), str(Path(scratch) / CODE), "-lm"]
-        subprocess.run(command, check=True, capture_output=True, timeout=MOST_S)
-        os.replace(made, kept)
