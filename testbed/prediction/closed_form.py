@@ -1,11 +1,11 @@
-"""Closed form for a step's time, some tens of microseconds per configuration, to select what is worth simulating.
+"""Closed form for a step's time, to select what is worth simulating; it takes tens of microseconds per configuration.
 
 A pipeline with m microbatches and p ranks takes m + (p - 1) / v turns of its slowest stage (Narayanan et al. 2021,
-section 2.2, arXiv:2104.04473). A stage that sends longer than it computes counts with its sending time. Communication
-within a stage is added, parameter gathers as far as compute does not hide them. With a split backward, weight gradients
-fill the bubble (Qi et al. 2023, arXiv:2401.10241). Replicas' gradients follow the last microbatch. Links are those of
-the scenario's network, shared by all groups of a kind at once; different kinds do not interfere, and policies make no
-difference.
+section 2.2, arXiv:2104.04473). A stage that sends for longer than it computes counts with its send time. Communication
+within a stage is added, parameter gathers only as far as compute does not hide them. With a split backward, weight
+gradients fill the bubble (Qi et al. 2023, arXiv:2401.10241). Replicas' gradients follow the last microbatch. Links are
+those of the scenario's network, shared by all groups of a kind at once; different kinds do not interfere, and policies
+make no difference.
 """
 
 from __future__ import annotations

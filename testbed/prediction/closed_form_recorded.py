@@ -74,7 +74,7 @@ class RecordedScreener:
         self._costs: dict[str, IdleCost] = {}
 
     def looks_at(self, path: str) -> bool:
-        """Whether the estimate depends on the value at this path of a scenario."""
+        """Return whether the estimate depends on the value at this path of a scenario."""
         named = (PLACEMENT, MAPPING, ALGORITHMS, "algorithms")
         return path in named or path.startswith((f"{ALGORITHMS}.", "topology"))
 

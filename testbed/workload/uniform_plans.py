@@ -47,18 +47,19 @@ def plan_data_parallel(
 ) -> JobPlan:
     """Return the plan of a data-parallel training step of the workload's model, one replica per rank.
 
-    Forward, then backward bucket by bucket, each reduced as soon as it is full.
+    The forward pass comes first, then the backward pass bucket by bucket; each bucket is reduced as soon as it is full.
 
     Computation takes 6 floating-point operations per token and active parameter, 2 forward and 4 backward, at
     `workload.flops` (Kaplan et al. 2020, "Scaling Laws for Neural Language Models", section 2.1, arXiv:2001.08361).
-    Attention scores, which grow with the sequence, are left out there, and here unless `workload.attention_scores`
-    counts them: a block's in addition to its parameters. Backward time is divided among buckets by the matrix products
-    behind their gradients: gradients of embeddings and norms take next to no time.
+    Attention scores, which grow with the sequence length, are left out there. Here they are, too, unless
+    `workload.attention_scores` counts them: then a block's count in addition to its parameters. Backward time is
+    divided among buckets by the matrix products behind their gradients: gradients of embeddings and norms take next to
+    no time.
 
     Args:
         workload: The workload.
         buildings: Building of each rank.
-        scale: Divides element counts, of which at least one stays, and stretches computation.
+        scale: Divides element counts, leaving at least one element, and stretches computation.
         slowdowns: Factor by which a rank computes more slowly.
     """
     planner = _UniformPlanner(len(buildings))

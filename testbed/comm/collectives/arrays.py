@@ -313,7 +313,7 @@ def padded(share: Array, rows: int) -> Array:
 
 
 def require_array(array: Array | None, name: str, where: str) -> Array:
-    """Return the array; raises ValueError if it is None."""
+    """Return the array; raise ValueError if it is None."""
     if array is None:
         raise ValueError(f"{name}: got None, expected an array {where}")
     return array

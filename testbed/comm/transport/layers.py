@@ -130,7 +130,7 @@ class Layer(Wrapper):
     # ---- for subclasses
 
     def _reclassify_sent(self, peer: int, header_bytes: int) -> None:
-        """Count as header what the inner transport counts as bytes of a message, and not as a message."""
+        """Count as header bytes, and not as a message, what the inner transport counts as a message and its bytes."""
         own = self._corrections[peer]
         own.messages_sent -= 1
         own.bytes_sent -= header_bytes

@@ -154,7 +154,7 @@ class TransitTimes:
         return (*kinds, path.rate_bps, None if path.delay_s is None else round(path.delay_s, 6))
 
     def expected_s(self, pair: Pair, kind: Kind) -> float | None:
-        """Return a message's travel time if every part is shared by all its connections; None without known rates."""
+        """Return a message's travel time if all connections on its path share every part; None without known rates."""
         own = self._paths.get(pair, ())
         if not own or own[0].rate_bps is None:
             return None

@@ -53,7 +53,7 @@ class RemoteLauncher:
         return [json.loads(line) for line in lines]
 
     def ended(self, timeout_s: float) -> str | None:
-        """Wait for the launcher to end, and return a description of its failure; None if it ended well."""
+        """Wait for the launcher to end, and return a description of its failure, or None if it succeeded."""
         deadline = time.monotonic() + timeout_s
         while self.pid not in self.machine.ended and time.monotonic() < deadline:
             wait_readable([self], 0.1)
@@ -287,7 +287,7 @@ class LauncherProcess:
             self._process.stdin.flush()
 
     def ended(self, timeout_s: float) -> str | None:
-        """Wait for the launcher to end, and return a description of its failure; None if it ended well."""
+        """Wait for the launcher to end, and return a description of its failure, or None if it succeeded."""
         status = self._process.wait(timeout_s)
         if status == 0:
             return None

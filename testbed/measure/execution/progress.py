@@ -95,7 +95,7 @@ class RunLive:
         self._log.add(RUN, head)
 
     def progress(self, other: Progress) -> Progress:
-        """Return a progress that writes to the log and also calls another progress."""
+        """Return a progress callback that writes to the log and also calls another one."""
 
         def phase(line: str) -> None:
             self._log.add(PHASE, {"words": line})

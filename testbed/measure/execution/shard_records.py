@@ -25,7 +25,7 @@ RankRecord = dict[str, Any]
 
 @dataclass(frozen=True)
 class NetworkRecord:
-    """The controller's final state and its events; rules have the packets and (emulated) bytes that matched them."""
+    """The controller's final state and its events; rules carry counts of matched packets and (emulated) bytes."""
 
     policy: dict[str, Any]
     rules: list[RankRecord]

@@ -216,7 +216,7 @@ class PathHop(Generic[F]):
         self._deliver = self.deliver
 
     def _enter_queue(self, line: LinkQueue, frame: F) -> None:
-        """Enqueue a frame into the link's only queue: its arrival time is known now."""
+        """Enqueue a frame into the link's only queue: its arrival time is known at once."""
         self.leave(frame, line.take(self.events.now_s, frame.frame_bytes))
 
     def _enter_class(self, line: ClassfulLinkQueue, number: int, frame: F) -> None:

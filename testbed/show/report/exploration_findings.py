@@ -253,7 +253,7 @@ def whole_step_s(row: Row) -> float:
 
 
 def _speed_up(quick: Row, slow: Row) -> tuple[float, str]:
-    """Return the speed-up, and how it is known."""
+    """Return the speed-up and how it was obtained."""
     one, other = quick["measured"], slow["measured"]
     if not (one and other):
         return slow["step_time_s"] / quick["step_time_s"], BY_MODEL

@@ -4,9 +4,9 @@ Format: "Trace Event Format" (Chromium project), complete events `ph: X` with `t
 flow events `ph: s` and `f` for messages, counters `ph: C`.
 A process is a rank, a thread is a stream of operations. Viewers require the events of one thread to nest, so
 concurrent collectives without their own streams are spread over as many threads as needed.
-Perfetto uses whole nanoseconds and drops events that fail to nest by one, so both ends of an event are rounded, not
-its length. It also draws an arrow from whichever end began first. A receive posted before its send therefore has an
-inner event `arriving`, where the arrow ends.
+Perfetto uses whole nanoseconds and drops events that fail to nest by a single one, so both ends of an event are
+rounded, not its length. It also draws an arrow from whichever end began first. A receive posted before its send
+therefore has an inner event `arriving`, where the arrow ends.
 """
 
 from __future__ import annotations

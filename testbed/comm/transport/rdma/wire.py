@@ -2,11 +2,11 @@
 
 RoCEv2 packets go to UDP port 4791. Their source port, which ECMP hashes, is chosen per connection.
 
-An immediate is the 32 bits that come with each write and each fast message, after NCCLX's. Bits 0 to 23 number a
-pair's segments, bit 30 marks the fast path, bit 31 the last segment of a message. Bits 24 to 29 say to which
-announced receive a segment belongs; NCCLX knows that by the order of its transfers.
+An immediate is the 32 bits that come with each write and each fast message, laid out as in NCCLX. Bits 0 to 23 number a
+pair's segments, bit 30 marks the fast path, bit 31 the last segment of a message. Bits 24 to 29 say to which announced
+receive a segment belongs; NCCLX infers that from the order of its transfers.
 
-A frame is one message on the fast path: a header, and a payload or none.
+A frame is one message on the fast path: a header and an optional payload.
 """
 
 from __future__ import annotations

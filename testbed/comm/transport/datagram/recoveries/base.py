@@ -345,7 +345,7 @@ class Recovery(ABC):
 
     @staticmethod
     def _timeout_base_s(path: Path) -> float:
-        """Return when the timeout of a path started. Queues may delay feedback for long, as long as some arrives."""
+        """Return when the timeout of a path started. Queues may delay feedback for long, provided that some arrives."""
         return max(path.flight[0].sent_s, path.last_ack_s)
 
     def on_timer(self, now_s: float) -> Feedback:
