@@ -1,4 +1,4 @@
-"""A group of ranks: its members, point-to-point messages, time, and what every operation needs."""
+"""A group of ranks: its members, point-to-point messages, timing, and the parts that all operations share."""
 
 from __future__ import annotations
 
@@ -185,8 +185,8 @@ class RankGroup:
     def abort(self, reason: str) -> None:
         """End every operation of this communicator with Revoked, here and, through a note, on all its members.
 
-        As `ncclCommAbort`, but it reaches all members, as `MPIX_Comm_revoke` does; only `agree` and `shrink` work
-        afterwards. On the communicator of all ranks, from which the others were split, it ends everything on this
+        It works like `ncclCommAbort`, but reaches all members, as `MPIX_Comm_revoke` does; only `agree` and `shrink`
+        work afterwards. On the communicator of all ranks, from which the others were split, it ends everything on this
         rank with Aborted, and peers lose this rank. May be called by any thread or signal handler. The contents of
         arrays are undefined afterwards.
         """
@@ -326,7 +326,7 @@ class RankGroup:
 
 
 class OperationInfo(NamedTuple):
-    """An operation's array, algorithm and reduction, as far as it has them."""
+    """An operation's array, algorithm and reduction, where it has them."""
 
     array: Array | None = None
     algorithm: str = ""

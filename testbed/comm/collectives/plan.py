@@ -66,7 +66,7 @@ class Plan:
 
     @property
     def rounds(self) -> int:
-        """The number of rounds that this rank executes one after the other."""
+        """The number of rounds that this rank executes in sequence."""
         return max(sum(max(map(len, stage), default=0) for stage in stages) for stages in self.channels)
 
     def sent(self, bounds: Sequence[int]) -> dict[int, int]:

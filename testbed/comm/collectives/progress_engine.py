@@ -1,8 +1,8 @@
 """Progress engine: advances operations, written as generators, as their messages arrive.
 
-A generator yields tuples of requests (of a transport, or tasks started by `Engine.start`) and resumes when all of a
-tuple are done. Many run concurrently; they resume in the order in which their messages arrive. An error in one
-operation of a communicator ends all of its operations, and those of no other: see `failure_scopes`.
+A generator yields tuples of requests (of a transport, or tasks started by `Engine.start`) and resumes when all requests
+of a tuple are done. Many generators run concurrently; they resume in the order in which their messages arrive. An error
+in one operation of a communicator ends all of its operations, and those of no other: see `failure_scopes`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Steps = Generator[tuple[Waitable, ...], None, None]
 
 
 class Position:
-    """Progress of an operation: phase, and round of rounds (0 if it has none). For errors and diagnostics.
+    """Progress of an operation: its phase, and its round out of `rounds` (0 if none), for errors and diagnostics.
 
     record: the flight recorder's record of the operation.
     """
@@ -160,7 +160,7 @@ class Task:
 
 
 class CollectiveTimeout(TransportError, TimeoutError):
-    """A collective did not finish in time; names the operation, this rank, and the peers that it waits for.
+    """A collective did not finish in time; the error names the operation, this rank, and the missing peers.
 
     phase: how far it was, such as "reduce-scatter, round 2 of 7". Ranks are those of the transport.
     """
@@ -217,7 +217,7 @@ class Work(Task):
         self._result = result
 
     def begin(self, async_op: bool = True) -> Work:
-        """Run as far as possible, or to the end unless `async_op`. Does not run if its scope has failed."""
+        """Run to the end or, with `async_op`, as far as possible without waiting; do nothing if the scope failed."""
         scope = self.scope
         if scope is not None and scope.failure is not None:
             self.cancel(scope.failure)
@@ -239,7 +239,7 @@ class Work(Task):
         return self.done
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """Return when it is done; after an error the contents of the arrays are undefined.
+        """Wait until it is done; after an error the contents of the arrays are undefined.
 
         Args:
             timeout_s: Seconds from now; None: the operation's own timeout, from its start.
@@ -293,8 +293,8 @@ class Work(Task):
 class Engine:
     """The tasks of one transport.
 
-    failure: the error with which the rank, or its transport, has given up altogether.
-    ended: the number of operations that have ended, so that a caller waiting for many need not check each one.
+    failure: the error that ended the rank, or its transport, for good.
+    ended: the number of operations that have ended; a caller that waits for many need not check each one.
     recorder: records the operations; None: no records.
     costs: the modelled cost of operations in addition to their messages; None: none.
     """
@@ -332,7 +332,7 @@ class Engine:
         peer: int = -1,
         tag: int = 0,
     ) -> Record | None:
-        """Record the start of an operation, see `Recorder.begin`; None without a recorder or without room."""
+        """Record the start of an operation (`Recorder.begin`); return None without a recorder or without room."""
         if self.recorder is None:
             return None
         dtype, size_bytes = ("", 0) if array is None else (array.dtype.name, array.nbytes)
@@ -364,11 +364,11 @@ class Engine:
             self._posted.popleft().set()
         while ready:
             ready.popleft().resume()
-        if self.scopes.has_pending:  # after the tasks that met the failure themselves
+        if self.scopes.has_pending:  # only after the tasks that noticed the failure themselves
             self.scopes.process_pending()
 
     def abort(self, reason: str) -> None:
-        """Make every wait raise Aborted, and peers lose this rank for this reason. For any thread or signal handler."""
+        """Make every wait raise Aborted, and send peers the reason. May be called by any thread or signal handler."""
         self.failure = self.failure or Aborted(self.transport.rank, reason)
         self.transport.wake()
 

@@ -144,7 +144,7 @@ class Window:
         return members._collective("fence", steps, async_op, timeout_s, OperationInfo())
 
     def free(self, timeout_s: float | None = None) -> None:
-        """Close the window after a `fence`; a later put makes its sender lose this rank. Every rank calls it."""
+        """Close the window after a `fence`; a later put ends the connection to its sender. Every rank calls it."""
         self.fence(timeout_s=timeout_s)
         self._exposed.remove(self._numbers[self._members.rank])
 

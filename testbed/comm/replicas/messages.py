@@ -108,7 +108,7 @@ class RanksLost:
 
 @dataclass(frozen=True)
 class CatchUp:
-    """Each rank of the source replica sends its state as of this step to the target's rank of the same coordinate."""
+    """Each rank of the source replica sends its state as of this step to the target's rank with the same coordinate."""
 
     attempt: int
     source: int

@@ -1,4 +1,4 @@
-"""Bootstraps by name: from what a rank knows at the start to the addresses of all ranks."""
+"""Bootstraps by name: each method finds the addresses of all ranks from what a rank knows at the start."""
 
 from __future__ import annotations
 
