@@ -42,7 +42,7 @@ class FailureCost:
         return max(0.0, 1.0 - self.lost_s / mtbf_s)
 
     def budget_s(self, mtbf_s: float, effective: float) -> float:
-        """Return the time per failure that a target share leaves, minus the cost; below 0, the target is missed."""
+        """Return the lost time per failure that a target share allows, minus the cost; negative if it is missed."""
         return mtbf_s * (1.0 - effective) - self.lost_s
 
 

@@ -1,4 +1,4 @@
-"""The base of process groups: what PyTorch asks of them, and how operations are submitted to the worker.
+"""The base of process groups: the interface that PyTorch requires, and submission of operations to the worker.
 
 `Work` is PyTorch's handle, with a future, of operations that the worker executes.
 """
@@ -25,10 +25,10 @@ Begin = Callable[[], collectives.Work]
 
 
 class ProcessGroupBase(dist.ProcessGroup):  # type: ignore[misc]
-    """Members of a process group; the operations are in `Group` and start in the order in which they are called.
+    """A process group without its operations, which `Group` adds and which start in the order of calls.
 
     communicator: used by the worker's thread only.
-    timeout_s: timeout of operations without their own; a timed-out wait reports whom it waited for.
+    timeout_s: timeout of operations without their own; a wait that times out reports which ranks it waited for.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ _callback_pool: list[ThreadPoolExecutor] = []
 
 
 class Work(dist.Work):  # type: ignore[misc]
-    """One operation, or several as one. tensors: its results, as futures return them."""
+    """One operation, or several combined. tensors: its results, which futures return."""
 
     def __init__(self, parts: Sequence[PendingOperation], tensors: Any) -> None:
         super().__init__()

@@ -109,7 +109,7 @@ class PolicyService:
             return {"bridges": bridges, "classes": [asdict(entry) for entry in compiled.classes]}
 
     def set(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Put another policy or other declared traffic in force; return when every switch has its rules.
+        """Apply another policy or other declared traffic; return when every switch has its rules.
 
         Args:
             request: Keys name, options, replan and flows; without flows, the declared traffic stays.

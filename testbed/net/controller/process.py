@@ -97,7 +97,8 @@ class ControllerProcess:
         except OSError as error:
             raise ControllerError(f"{self._command[0]}: {error.strerror}") from error
         self._process = process
-        # In a guest, random numbers follow the tree of processes and threads: a thread less would change later ones.
+        # In a guest, random numbers depend on the tree of processes and threads: one thread fewer would change later
+        # ones.
         messages = threading.Thread(target=self._read_messages, args=(process,), daemon=True)
         events = threading.Thread(target=self._read_events, args=(process, messages), daemon=True)
         self._threads = [messages, events]
@@ -155,7 +156,7 @@ class ControllerProcess:
         return self._process.pid
 
     def wait_ready(self, timeout_s: float) -> None:
-        """Wait until every switch holds exactly its rules, as read back; ControllerError with the reason if not."""
+        """Wait until every switch has exactly its rules, as read back; ControllerError with the reason if not."""
         self._wait(lambda: self._ready, timeout_s, "")
 
     def alive(self) -> bool:

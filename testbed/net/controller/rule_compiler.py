@@ -61,7 +61,7 @@ class PolicyChoice:
 
     @property
     def goes_by_sizes(self) -> bool:
-        """Whether paths depend on how much flows carry; PolicyError for an unknown policy."""
+        """Whether paths depend on the sizes of flows; raises PolicyError for an unknown policy."""
         return bool(vars(self._kind).get("goes_by_sizes", True))  # not inherited
 
     @property

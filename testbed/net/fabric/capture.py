@@ -44,7 +44,7 @@ class Capture:
 
     After the block, `folder` contains `LINK.a_to_b.pcapng` and `LINK.b_to_a.pcapng` for each link. Each has an
     interface "entry" (before queue and propagation) and an interface "exit", with nanosecond timestamps and packets cut
-    to SNAP_BYTES. `records` has the number of packets of each, and of those that tcpdump missed.
+    to SNAP_BYTES. `records` has the number of packets in each, and the number that tcpdump missed.
 
     Args:
         pid: A process in the WAN namespace.

@@ -18,7 +18,7 @@ from testbed.net.links.sysctl import SysctlWatcher
 
 EVERYTHING = "*"  # all interfaces of a namespace
 HOSTS_PER_LOOK = 8  # hosts whose connections are compared on each look
-LOOKS_PER_ROUND = 10  # looks to compare all namespaces; all at once would take a twentieth of a short step
+LOOKS_PER_ROUND = 10  # looks to compare all namespaces; all at once would take 5 % of a short step
 
 
 class Fingerprint:

@@ -22,8 +22,8 @@ OVS_TIMEOUT_S = 20
 class NamespaceNode(Node):  # type: ignore[misc]  # Mininet has no types
     """A node in existing namespaces, those of process `namespace_pid`.
 
-    Its shell starts on demand. So Mininet's `cmd`, `popen` and other methods work, while most nodes never start a
-    shell, which takes 8 ms each.
+    Its shell starts on demand. So Mininet's `cmd`, `popen` and other methods work, but most nodes never start a shell,
+    which takes 8 ms each.
     """
 
     shell_options = "-cd"  # mnexec: close other files, detach from the terminal

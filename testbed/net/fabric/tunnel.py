@@ -43,7 +43,7 @@ class TunnelMeasurement:
         slow_round_trip_s: Their 95th percentile.
         there_bps: Rate towards the machine.
         back_bps: Rate from the machine.
-        needed_bps: The maximum rate that the fabric can send through it in one direction.
+        needed_bps: The maximum rate at which the fabric can send through it in one direction.
     """
 
     machine: str
@@ -56,7 +56,7 @@ class TunnelMeasurement:
 
     @property
     def missing(self) -> str:
-        """What does not come back, for an error message."""
+        """The kind of frames that do not come back, for an error message."""
         small = self.round_trip_s < float("inf")
         return "small frames come back and large ones do not" if small else "no frames come back"
 

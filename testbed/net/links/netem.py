@@ -219,9 +219,9 @@ class NetemEngine:
         return self._netlinks[pid]
 
     def blackhole(self, links: Collection[str]) -> None:
-        """Isolate the ports of each link's bridge, and replace its netems to drop what they hold.
+        """Isolate the ports of each link's bridge, and replace its netems to drop the frames in them.
 
-        A disabled port would be enabled again by the next event on its interface. It uses netlink because starting a
+        The next event on the interface of a disabled port would enable it again. It uses netlink because starting a
         program takes time under the real clock, and waiting for its exit takes a millisecond under the virtual one.
         """
         netlink = self._netlink(self._pid)
@@ -356,7 +356,7 @@ def _percent(share: float) -> str:
 
 
 def _direction(options: Mapping[str, Any], shape: Shape) -> Direction:
-    """Combine the options of a netem, as `tc -j` shows them, and the shape in front of it."""
+    """Combine the options of a netem, as shown by `tc -j`, and the shape in front of it."""
     delay, bursts = options.get("delay", {}), options.get("loss-gemodel")
 
     def share(kind: str, name: str) -> float:

@@ -2,7 +2,7 @@
 
 pyroute2 passes each message through an event loop and decodes every attribute into objects, which takes half a
 millisecond or more. With thousands of settings under the virtual clock, where each system call costs time, that would
-be most of the time to build a network.
+take most of the time to build a network.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from testbed.spec.buildings import Host
 from testbed.spec.link_direction import ETHERNET_HEADER_BYTES, Direction
 from testbed.spec.topology import Topology
 
-TRANSFER_S = 0.1  # target transfer time without latency: long enough to be measurable next to it
+TRANSFER_S = 0.1  # target transfer time without latency: long enough to be measurable
 MIN_MESSAGE_PACKETS = 4
 
 

@@ -180,7 +180,7 @@ def _compile(tree: Path, objects: Path, progress: Progress) -> None:
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
-        # so that ccache ignores the folder, which is another one each time
+        # so that ccache ignores the folder, which differs each time
         env={**os.environ, "CCACHE_BASEDIR": str(objects.parent), "CCACHE_NOHASHDIR": "1"},
     ) as process:
         assert process.stdout is not None

@@ -9,7 +9,7 @@ from typing import Any
 from testbed.comm.transport.datagram.erasure_codes import get_code
 from testbed.comm.transport.datagram.packets import MAX_AHEAD, Ack
 
-# every so many packets of a path are acknowledged if the sender requests no acknowledgement
+# acknowledge every so many packets of a path if the sender requests no acknowledgements
 ACK_EVERY = 16
 
 

@@ -67,7 +67,7 @@ class Policy(ABC):
     """Whether other policies can delegate their paths to this one, with option `over`."""
 
     goes_by_sizes = True
-    """Whether the result depends on how much flows carry. Subclasses do not inherit this attribute."""
+    """Whether the result depends on the sizes of flows. Subclasses do not inherit this attribute."""
 
     def __init__(self, **options: Any) -> None:
         if unknown := sorted(set(options) - set(self.known_options)):

@@ -48,7 +48,7 @@ class Credits(Control):
 
 
 class Granter:
-    """The receiver's side, for all senders of one rank. rate_bps: of its port. packet_bytes: of a full packet."""
+    """The receiver's side, for all senders to one rank. rate_bps: the port's. packet_bytes: a full packet's."""
 
     def __init__(self, rate_bps: float, packet_bytes: int) -> None:
         self._rate_bps = rate_bps
