@@ -103,7 +103,7 @@ class AllToAll(WindowOperations):
         - "told_counts" sends only the rows, because `output_split_sizes` says how many come from each rank.
 
         Args:
-            output: Array of shape (size, M, ...), with room for M rows from each rank, of which the first are filled.
+            output: Array of shape (size, M, ...), with room for M rows from each rank; the first ones are filled.
             input: Rows for rank 0, then for rank 1 and so on.
             input_split_sizes: Rows for each rank.
             algorithm: One of the above, or a RowsAlgorithm.

@@ -21,7 +21,7 @@ def baseline_rounds(ranks: int) -> int:
 
 
 def baseline_times(exact: bool, lossy: bool, warms_up: bool) -> int:
-    """Return the number of repetitions before the steps, of which the fastest counts.
+    """Return the number of repetitions before the steps; the fastest one counts.
 
     Args:
         exact: Whether the job runs under the virtual clock.

@@ -337,7 +337,7 @@ class Communicator(DispatchCombine):
         """Execute any collective by its definition: from the blocks in `input` to the blocks in `output`.
 
         `input` and `output` may be one array if both have the same blocks. The whole array is staged in separate
-        memory, of which only the used part is touched. Collectives with uneven rows are not supported.
+        memory; only the part in use is touched. Collectives with uneven rows are not supported.
         """
         known = collective_of(collective)
         if known.uneven:

@@ -15,7 +15,7 @@ from testbed.comm.collectives.registry import Algorithm, Collective, PlanRequest
 from testbed.plugins import PluginError, is_file_name
 
 Held = dict[int, int]
-"""Contributions in each block, one bit per rank."""
+"""Contributions to each block, one bit per rank."""
 
 
 class WrongPlan(PluginError):

@@ -1,4 +1,4 @@
-"""The recorder: a ring of records in shared memory, written as operations proceed, readable by anybody at any time.
+"""The recorder: a ring of records in shared memory, written as operations proceed and readable at any time.
 
 The memory belongs to the caller: a file, or pages that a parent shares with the ranks that it forks. A killed rank
 leaves it intact. There are no locks: a reader may find one record half updated.

@@ -130,7 +130,7 @@ class Coordinator:
 def fork_coordinator(
     replicas: Sequence[Sequence[int]], policy: Policy, output: Path
 ) -> tuple[int, Switchboard]:
-    """Fork the coordinator; returns its process id and the launcher's side. It exits by itself.
+    """Fork the coordinator; returns its process id and the launcher's side. It exits on its own.
 
     Records are written to `<output>/replicas.jsonl`.
     """

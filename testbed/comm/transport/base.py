@@ -320,7 +320,7 @@ class PeerCounterMap(Mapping[int, PeerCounters]):
         self._made: dict[int, PeerCounters] = {}
 
     def __getitem__(self, peer: int) -> PeerCounters:
-        """Return the counters of one peer. KeyError for this rank and for ranks that do not exist."""
+        """Return the counters of one peer. Raises KeyError for this rank and for ranks that do not exist."""
         found = self._made.get(peer)
         if found is None:
             if peer not in self:
@@ -339,7 +339,7 @@ class PeerCounterMap(Mapping[int, PeerCounters]):
 
 
 def buffer_address(view: memoryview) -> int:
-    """Return the address of the first byte of a view, for the kernel or a network card; 0 if it is empty.
+    """Return the address of the first byte of a view, for the kernel or a NIC; 0 if it is empty.
 
     The caller must keep the view alive while the address is in use.
     """

@@ -365,7 +365,7 @@ class Stream:
         self._update_events()
 
     def _on_goodbye(self, reason: str, orderly: bool = False) -> None:
-        """Handle the peer's goodbye. The peer waits for ours, unless it is on its way already; then both ends close."""
+        """Handle the peer's goodbye. The peer waits for ours, unless it is already under way; both ends then close."""
         sock = self.sock
         assert sock is not None
         with contextlib.suppress(OSError):

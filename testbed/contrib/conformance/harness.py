@@ -78,7 +78,7 @@ def layouts(size: int) -> list[list[int]]:
 
 Program = Callable[[Transport], Any]
 Runner = Callable[[int, Program], "list[Any]"]
-"""Runs a program on each of so many ranks, one thread each, and returns their results."""
+"""Runs a program on this many ranks, one thread each, and returns their results."""
 
 
 def in_threads(size: int, make: Callable[[int], Transport], program: Program) -> list[Any]:

@@ -106,7 +106,7 @@ class computing(TorchDispatchMode):  # type: ignore[misc]
 
 
 def sleep(seconds: float) -> None:
-    """Let this much of the job's time pass, as computing would; messages progress meanwhile."""
+    """Let this much of the job's time pass, as computing would, while messages progress."""
     if seconds > 0:
         time.sleep(seconds)
 

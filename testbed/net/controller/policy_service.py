@@ -228,7 +228,7 @@ class PolicyService:
 
 
 def rules_for(snapshot: Snapshot) -> Rules:
-    """Compute the rules for a snapshot's network and policy; ControllerError if they cannot be computed."""
+    """Compute the rules for a snapshot's network and policy; raises ControllerError if they cannot be computed."""
     return _PolicyState.of(snapshot).compiled.rules
 
 

@@ -79,7 +79,7 @@ class ControllerProcess:
         self._error: str | None = None
 
     def start(self) -> None:
-        """Start the process without waiting for it; ControllerError if it cannot be started."""
+        """Start the process without waiting for it; raises ControllerError if it cannot be started."""
         ports = []
         if self._port is not None:
             # A restart: switches and API clients already know these ports.
@@ -135,7 +135,7 @@ class ControllerProcess:
 
     @property
     def api(self) -> ControllerApi:
-        """The HTTP client of the process; ControllerError if it was started without a snapshot."""
+        """The HTTP client of the process; raises ControllerError if it was started without a snapshot."""
         self._wait(lambda: self._listening, LISTEN_TIMEOUT_S, "it does not listen")
         if self._api_port is None:
             raise ControllerError("the controller has no API: it was started without a network snapshot")
@@ -150,7 +150,7 @@ class ControllerProcess:
 
     @property
     def pid(self) -> int:
-        """The process id; ControllerError if the process was not started."""
+        """The process id; raises ControllerError if the process was not started."""
         if self._process is None:
             raise ControllerError("the controller was not started")
         return self._process.pid

@@ -72,7 +72,7 @@ class PolicyChoice:
             raise PolicyError(str(error)) from error
 
     def make(self) -> Policy:
-        """Instantiate the policy; PolicyError if its name or options are invalid."""
+        """Instantiate the policy; raises PolicyError if its name or options are invalid."""
         kind = self._kind
         with _wrap_errors(self.name):
             policy = kind(**self.options)

@@ -190,7 +190,7 @@ class PortReport:
 
 
 class PortReports:
-    """A queue of port reports, each of which is due `reaction_s` after its arrival.
+    """A queue of port reports; each is due `reaction_s` after its arrival.
 
     Reports that become due while the controller is busy are taken together; only the latest counts.
     """

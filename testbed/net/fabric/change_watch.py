@@ -85,7 +85,7 @@ class ChangeWatch:
 
     @contextlib.contextmanager
     def own_change(self) -> Iterator[None]:
-        """Accept all changes made within the block as the testbed's own; LinkError on failure."""
+        """Accept all changes made within the block as the testbed's own; raises LinkError on failure."""
         self.look(thorough=True)
         yield
         with _wrap_os_errors():

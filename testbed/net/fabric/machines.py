@@ -47,7 +47,7 @@ CLOCK_READINGS = 40
 
 
 def is_local(name: str) -> bool:
-    """Return whether a host name is this machine's; FabricError if it cannot be resolved."""
+    """Return whether a host name is this machine's; raises FabricError if it cannot be resolved."""
     try:
         address = socket.gethostbyname(name)
     except OSError as error:
@@ -155,7 +155,7 @@ class Machine(MachineOperations):
         return answer["result"]
 
     def _read(self, timeout_s: float) -> dict[str, Any] | None:
-        """Read input for at most `timeout_s`; return an answer if there is one. FabricError at end of file."""
+        """Read input for at most `timeout_s`; return an answer if there is one. Raises FabricError at end of file."""
         process = self._process
         assert process is not None
         assert process.stdout is not None

@@ -42,7 +42,7 @@ class NamespaceNode(Node):  # type: ignore[misc]  # Mininet has no types
 
     @classmethod
     def setup(cls) -> None:
-        """Check that mnexec is installed, in place of Mininet's slower checks; FabricError if it is not."""
+        """Check that mnexec is installed, in place of Mininet's slower checks; raises FabricError if it is not."""
         if shutil.which("mnexec") is None:
             raise FabricError("Mininet is not installed (mnexec not found)")
 
@@ -186,7 +186,7 @@ def column_of(table: str, column: str, records: Collection[str]) -> dict[str, st
 
 
 def vsctl(*arguments: str) -> str:
-    """Run `ovs-vsctl` and return its output; FabricError with its error message if it fails."""
+    """Run `ovs-vsctl` and return its output; raises FabricError with its error message if it fails."""
     command = ["ovs-vsctl", f"--timeout={OVS_TIMEOUT_S}", *arguments]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)

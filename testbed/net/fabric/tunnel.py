@@ -56,7 +56,7 @@ class TunnelMeasurement:
 
     @property
     def missing(self) -> str:
-        """The kind of frames that do not come back, for an error message."""
+        """The kind of frames that are lost, for an error message."""
         small = self.round_trip_s < float("inf")
         return "small frames come back and large ones do not" if small else "no frames come back"
 

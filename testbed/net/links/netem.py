@@ -244,7 +244,7 @@ class NetemEngine:
         setup.apply(self._pid)
 
     def set_carrier(self, link: str, up: bool) -> None:
-        """Take the ports of the link's bridge down or up; the kernel drops what a port holds when it goes down."""
+        """Take the ports of the link's bridge down or up; the kernel drops a port's frames when it goes down."""
         if up and link in self._blackholed:
             isolate_bridge_ports(self._netlink(self._pid), link_interfaces(self._wires, link), False)
             self._blackholed.discard(link)

@@ -51,7 +51,7 @@ class PauseGate:
         return None if closed else at_ns
 
     def discard_until(self, until_ns: float) -> None:
-        """Discard the transitions up to a moment; nobody may ask for earlier states afterwards."""
+        """Discard the transitions up to a moment; callers must not ask for earlier states afterwards."""
         while self._transitions and self._transitions[0][0] <= until_ns:
             at_ns, closes = self._transitions.popleft()
             if closes and not self._closed:

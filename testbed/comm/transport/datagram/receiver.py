@@ -9,7 +9,7 @@ from typing import Any
 from testbed.comm.transport.datagram.erasure_codes import get_code
 from testbed.comm.transport.datagram.packets import MAX_AHEAD, Ack
 
-# acknowledge every so many packets of a path if the sender requests no acknowledgements
+# packets of a path per acknowledgement if the sender requests none
 ACK_EVERY = 16
 
 

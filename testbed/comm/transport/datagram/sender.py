@@ -1,6 +1,6 @@
 """The sending half of a pair, without sockets: what may be sent now, and when to check again.
 
-`make_sender` builds it for a path, a network card and a clock, from `DatagramSettings`, the scenario's settings.
+`make_sender` builds it for a path, a NIC and a clock, from `DatagramSettings`, the scenario's settings.
 """
 
 from __future__ import annotations
@@ -224,7 +224,7 @@ class Route(NamedTuple):
 
     Attributes:
         window_bytes: Window of the control `window`.
-        line_bps: Rate of this rank's network card.
+        line_bps: Rate of this rank's NIC.
         path_bps: Rate of the path's narrowest link; 0 if unknown.
         empty_s: Round trip of the empty path; infinite if unknown.
         peers: The number of other ranks.

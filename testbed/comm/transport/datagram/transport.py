@@ -202,7 +202,7 @@ class DatagramTransport(ControlledMesh[DatagramPair]):
         return Route(window_bytes, settings.port_bps, path_bps, empty_s, self.size - 1)
 
     def _window_bytes(self, pair: DatagramPair, peer: int) -> int:
-        """Return the scenario's window, or the bandwidth-delay product, or what the receive buffer can hold."""
+        """Return the scenario's window, or the bandwidth-delay product, or the share of the receive buffer."""
         if self.datagrams.window_bytes is not None:
             return self.datagrams.window_bytes
         if self.settings.bdp_bytes is not None:

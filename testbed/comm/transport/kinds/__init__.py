@@ -87,7 +87,7 @@ class TransportKind(ABC):
     """The protocol of its packets in declared flows: "tcp", "udp" or "roce"."""
 
     verbs: ClassVar[bool] = False
-    """Whether ranks need an RDMA network card."""
+    """Whether ranks need an RDMA-capable NIC."""
 
     writes: ClassVar[bool] = False
     """Whether large messages are RDMA writes, whatever the message protocol. They are sent once the receiver has

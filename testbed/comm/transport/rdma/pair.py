@@ -336,7 +336,7 @@ class RdmaPair:
             self._announce(into)
             return ""
         if self._last_received.get(tag, 0) > frame.announced:
-            # the peer has got the announcement meanwhile; its writes overtook this frame on other queue pairs
+            # the peer has received the announcement meanwhile, and its writes overtook this frame on other queue pairs
             return ""
         for into in self._open.get(tag, ()):
             if into.unknown_to_sender(frame.announced):

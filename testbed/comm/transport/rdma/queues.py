@@ -19,7 +19,7 @@ from testbed.comm.transport.reassembly import SEQUENCES, SegmentOrder
 
 
 class FastPath:
-    """Sends frames in order. Frames wait until there is a queue pair and the card has room."""
+    """Sends frames in order. Frames wait until there is a queue pair and the NIC has room."""
 
     def __init__(self) -> None:
         self.ready = False

@@ -25,7 +25,7 @@ class Limits:
     Attributes:
         packet_bytes: Size of a full packet, as links count it.
         window_bytes: Size of a constant window.
-        line_bps: Rate of this rank's network card.
+        line_bps: Rate of this rank's NIC.
         rate_scale: Ratio of emulated to real rates, for steps in bit/s.
         host_s: Time that hosts, not the network, may add to a round trip.
         min_window_packets: The smallest constant window.
