@@ -141,7 +141,7 @@ class Communicator(DispatchCombine):
     def agree(self, flags: int = -1, timeout_s: float | None = None) -> int:
         """Return the AND of all living members' flags: the same value on all, even if members die (`MPIX_Comm_agree`).
 
-        Works on a communicator that has failed or was aborted. A rank that learns of a decision and dies at once
+        This works on a communicator that has failed or was aborted. A rank that learns of a decision and dies at once
         may have been the only one to learn it. Raises CollectiveTimeout, which names the missing members.
         """
         return self._agree(Vote(flags), "agree", timeout_s).flags

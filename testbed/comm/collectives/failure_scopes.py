@@ -47,7 +47,7 @@ class Scope:
         self.tasks: set[Any] = set()
 
     def fail(self, error: TransportError) -> None:
-        """End all of its operations. The first error counts, except that an abort overrides any other error."""
+        """End all operations of the scope. The first error counts, except that an abort overrides any other error."""
         if self.failure is not None and (self.revoked or not isinstance(error, Revoked)):
             return
         self.failure = error
@@ -146,7 +146,7 @@ class Scopes:
             scope.fail(Revoked(own, own, reason))
 
     def agree(self, scope: Scope, sequence: int, vote: Vote) -> Agreement:
-        """Start the `sequence`-th agreement of a scope's members; it progresses as their notes arrive."""
+        """Start agreement number `sequence` of a scope's members; it progresses as their notes arrive."""
         which = scope.number, sequence
         agreement = self._agreements[which] = Agreement(self._transport.rank, scope.ranks)
         for peer in scope.ranks & set(self.lost):

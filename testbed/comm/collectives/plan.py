@@ -117,7 +117,7 @@ def reverse(plan: Plan, phase: str | None = None, reduces: bool = True) -> Plan:
 
 
 def then(first: Plan, *others: Plan) -> Plan:
-    """Return a plan that executes several plans on the same blocks one after the other.
+    """Return a plan that executes several plans on the same blocks in sequence.
 
     Two single-strand plans are joined into one strand, so a rank starts the second without waiting for other strands.
     """

@@ -1,4 +1,4 @@
-"""Verification of plans: whether an algorithm's plans do what its collective promises.
+"""Verification of plans: does an algorithm's plan compute what its collective promises?
 
 Plans are executed on sets of contributions, without data and without a network, so a plug-in's plans can be checked
 before a network is built.
@@ -19,7 +19,7 @@ Held = dict[int, int]
 
 
 class WrongPlan(PluginError):
-    """Plans that do not do what their collective promises; the message names rank, round, peer, and source line."""
+    """Plans that do not compute what their collective promises; the message names rank, round, peer and source line."""
 
 
 class _Mistake(Exception):

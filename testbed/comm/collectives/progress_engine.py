@@ -21,7 +21,7 @@ from testbed.comm.transport import Aborted, OperationCosts, PeerLost, Request, T
 
 
 class Waitable(Protocol):
-    """What a generator can wait for."""
+    """An object that a generator can wait for."""
 
     @property
     def done(self) -> bool:
@@ -29,7 +29,7 @@ class Waitable(Protocol):
 
     @property
     def error(self) -> TransportError | None:
-        """The error it failed with, once it is done."""
+        """The error of a failure, once the waitable has ended."""
 
     on_done: Callable[[Any], None] | None
 
@@ -88,7 +88,7 @@ class Task:
         self._missing = 0
 
     def pending(self) -> list[Request]:
-        """Return the messages that it waits for now."""
+        """Return the messages that the task is waiting for."""
         found: list[Request] = []
         for item in self._waiting:
             if item.done:
@@ -100,8 +100,8 @@ class Task:
         return found
 
     def resume(self) -> None:
-        """Run until it has to wait again, or is done."""
-        if self.done:  # it failed while some of its messages were in flight
+        """Run the task until it has to wait again or is done."""
+        if self.done:  # the task failed while some of its messages were in flight
             return
         waiting = self._waiting
         steps = self._steps
@@ -235,11 +235,11 @@ class Work(Task):
         return self._result if self.done else None
 
     def is_completed(self) -> bool:
-        """Return whether it has ended, successfully or not."""
+        """Return whether the operation has ended, successfully or not."""
         return self.done
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """Wait until it is done; after an error the contents of the arrays are undefined.
+        """Wait until the operation is done; after an error, the contents of the arrays are undefined.
 
         Args:
             timeout_s: Seconds from now; None: the operation's own timeout, from its start.
@@ -266,7 +266,7 @@ class Work(Task):
             raise self.error
 
     def timed_out(self, timeout_s: float) -> CollectiveTimeout:
-        """Return the timeout error, with the peers that it waits for."""
+        """Return the timeout error, with the missing peers."""
         pending = self.pending()
         sends_to = sorted({request.peer for request in pending if request.kind == "send"})
         receives_from = sorted({request.peer for request in pending if request.kind == "recv"})
@@ -278,7 +278,7 @@ class Work(Task):
         self.done = True
         self.end_s = time.monotonic()
         self._engine.ended += 1
-        if error is not None and not error.during:  # otherwise it is another operation's error
+        if error is not None and not error.during:  # otherwise the error is another operation's
             where = str(self.position)
             error = error.during_operation(f"{self.name} ({where})" if where else self.name)
         if self.position.record is not None:
@@ -315,7 +315,7 @@ class Engine:
         self._posted: deque[Event] = deque()
 
     def start(self, steps: Steps) -> Task:
-        """Start a task; it has run as far as possible when this returns."""
+        """Start a task and run it as far as possible."""
         task = Task(self, steps)
         task.resume()
         return task
@@ -379,7 +379,7 @@ class Engine:
         scope.fail(error)
 
     def check(self, scope: Scope | None) -> None:
-        """Raise the error that ended this rank or the scope. Called in every wait, by the rank's own thread."""
+        """Raise the error that ended this rank or the scope. Every wait calls it, in the rank's own thread."""
         if self.failure is not None:
             if isinstance(self.failure, Aborted) and not self._abort_sent:
                 self._abort_sent = True

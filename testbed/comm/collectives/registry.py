@@ -39,7 +39,7 @@ class PlanRequest(NamedTuple):
 
 
 class Pieces(NamedTuple):
-    """How many pieces an array is cut into: at most `most`, each of at least `least_bytes`."""
+    """The number of pieces into which an array is cut: at most `most`, each of at least `least_bytes`."""
 
     most: int
     least_bytes: int
@@ -117,7 +117,7 @@ def _reversed(algorithm: Algorithm, collective: Collective) -> Algorithm:
 
 @dataclass(frozen=True)
 class RowsAlgorithm:
-    """How rows are sent when receivers do not know their number; `algorithms.all_to_all_v.Exchange` executes it.
+    """An algorithm for rows whose number receivers do not know; `algorithms.all_to_all_v.Exchange` executes it.
 
     sent: the number of rows on the wire for `count` rows to send, where no rank has more than `most` for any other.
     concurrency: the number of peers at a time.
@@ -192,7 +192,7 @@ class Collective:
 
     @cached_property
     def algorithms(self) -> Algorithms:
-        """The algorithms that implement it."""
+        """The algorithms that implement this collective."""
         return Algorithms(self)
 
     def algorithm(
@@ -277,7 +277,7 @@ def collective_of(collective: str | Collective) -> Collective:
 
 
 def algorithm_of(collective: str | Collective, algorithm: str | Algorithm) -> Algorithm:
-    """Return an algorithm by name or FILE.py:NAME, or an Algorithm for this collective; PluginError if unknown."""
+    """Return an algorithm by name or FILE.py:NAME, or an Algorithm for this collective. Raises PluginError."""
     known = collective_of(collective)
     if isinstance(algorithm, Algorithm):
         return algorithm.serving(known)

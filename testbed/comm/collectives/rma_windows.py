@@ -126,7 +126,7 @@ class Window:
         return self._message("wait_signal", title, number, peer, signal_tag(number), async_op, timeout_s)
 
     def fence(self, async_op: bool = False, timeout_s: float | None = None) -> Work:
-        """Wait until all members have called it and all earlier puts of all members are in place, as `MPI_Win_fence`.
+        """Wait until all members have called `fence` and all their earlier puts are in place, like `MPI_Win_fence`.
 
         Every member sends every other member an empty message.
         """

@@ -30,7 +30,7 @@ STATES = (SCHEDULED, STARTED, COMPLETED, FAILED)
 
 
 def dump_name(rank: int | str) -> str:
-    """Return the file name of a rank's dump; "*" for the pattern of all."""
+    """Return the file name of a rank's dump; for rank "*", the pattern of all names."""
     return f"rank-{rank}.json"
 
 

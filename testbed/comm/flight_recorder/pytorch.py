@@ -130,7 +130,7 @@ def write_pytorch(dump: RankDump, folder: Path) -> Path:
 
 
 def from_pytorch(document: Mapping[str, Any], rank: int, written_s: float, first: int = 1) -> RankDump:
-    """Return one rank's dump from PyTorch's format, as far as it has the fields.
+    """Return one rank's dump from PyTorch's format, with the fields that it has.
 
     Args:
         document: The content of a file.

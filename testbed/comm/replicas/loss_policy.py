@@ -11,7 +11,7 @@ CatchUpMode = Literal["blocking", "non_blocking"]
 
 @dataclass(frozen=True)
 class Policy:
-    """How a job handles failures. Times are in emulated seconds.
+    """A job's handling of failures. Times are in emulated seconds.
 
     mode: ftar: the surviving replicas continue; restart: all ranks exit and restart from the last checkpoint, at least
     `restart_s` after the failure.

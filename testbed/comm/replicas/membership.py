@@ -39,7 +39,7 @@ _OVER = Leave("all steps are done", over=True)
 
 
 class Phase(Enum):
-    """What the members are doing."""
+    """The current activity of the members."""
 
     FORMING = "waiting for expected replicas"
     STEPPING = "executing a step"

@@ -26,7 +26,7 @@ class MessageError(TestbedError):
 
 @dataclass(frozen=True)
 class Hello:
-    """A rank has started. incarnation: how many times it has returned."""
+    """A rank has started. incarnation: how often the rank has returned."""
 
     incarnation: int
 

@@ -308,7 +308,7 @@ class Session:
             self._send_outbox()
 
     def _is_wanted(self, message: CatchUp, sends: bool) -> bool:
-        """Return whether the transfer is still wanted, as far as this rank knows."""
+        """Return whether, to this rank's knowledge, the transfer is still wanted."""
         if self.member.dismissed is not None:
             return False
         return sends or self.member.catch_up is message

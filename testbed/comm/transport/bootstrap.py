@@ -50,7 +50,7 @@ _MIN_SLEEP_S = 0.5e-3  # short costs add up before the rank sleeps, so that it h
 
 @dataclass
 class BootstrapReport:
-    """What the bootstrap cost one rank: seconds, connections made, messages and bytes in both directions."""
+    """The bootstrap's cost for one rank: seconds, connections made, messages and bytes in both directions."""
 
     method: str
     time_s: float = 0.0
@@ -76,7 +76,7 @@ def bootstrap(
     master_listener: socket.socket | None = None,
     costs: BootstrapCosts = NO_COSTS,
 ) -> tuple[Addresses, BootstrapReport]:
-    """Return the addresses of all ranks, in rank order, and what the bootstrap cost this one.
+    """Return the addresses of all ranks, in rank order, and the bootstrap's cost for this rank.
 
     Args:
         method: One of METHODS.

@@ -27,7 +27,7 @@ MODES = ("dqplb", "spray")
 
 @dataclass(frozen=True)
 class StripeSettings:
-    """How messages to a peer are striped; both ends of a pair have the same settings.
+    """Settings for striping the messages to a peer; both ends of a pair must have the same.
 
     The defaults are those of NCCLX's public code within a zone, except for the number of channels (16 there), which
     cost connections here, and the limit of the fast path.
@@ -105,7 +105,7 @@ class ChannelOwner(Protocol):
         """Handle the acknowledgement of `count` segments."""
 
     def on_sent(self, out: OutgoingMessage, size_bytes: int) -> None:
-        """Handle that the kernel has accepted `size_bytes` more bytes of a message."""
+        """Count `size_bytes` more bytes of a message as accepted by the kernel."""
 
     def incoming(
         self, channel: Channel, number: int, tag: int, total: int, fast: bool
@@ -118,7 +118,7 @@ class ChannelOwner(Protocol):
         """Handle a complete segment."""
 
     def on_progress(self, into: IncomingMessage) -> None:
-        """Handle that the number of segments of a message is known."""
+        """Handle the arrival of a message's number of segments."""
 
     def on_channel_lost(self, channel: Channel, error: TransportError) -> None:
         """Handle the loss of the channel."""

@@ -56,7 +56,7 @@ class ControlledMesh(Mesh[ControlledT]):
         raise NotImplementedError
 
     def _on_end(self, control: ControlConnection[ControlledT], error: TransportError) -> None:
-        """Handle that the peer is lost."""
+        """Handle the loss of the peer."""
         control.pair.fail(error)
 
     def _pair_info(self, pair: ControlledT) -> dict[str, Any]:

@@ -115,7 +115,7 @@ class OperationCosts:
         self._registered: set[tuple[int, int]] = set()
 
     def before_s(self, address: int, size_bytes: int) -> float:
-        """Return the time until an operation on the array at this address begins, in seconds.
+        """Return the time in seconds until an operation on the array at this address begins.
 
         size_bytes: 0 for no array.
         """

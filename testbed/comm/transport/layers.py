@@ -82,7 +82,7 @@ class Layer(Wrapper):
         raise NotImplementedError
 
     def on_lost(self, pair: PairKey, error: TransportError) -> None:
-        """Handle that no more notes will come from a peer in this class."""
+        """Handle the end of notes from a peer in this class."""
         raise NotImplementedError
 
     @property

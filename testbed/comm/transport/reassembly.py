@@ -115,7 +115,7 @@ class Reassembler:
         return None if self.lost is not None else into
 
     def end(self, into: IncomingMessage) -> None:
-        """Handle that all of a message has arrived."""
+        """Handle a message that has arrived completely."""
         if into.ended:
             return
         into.ended = True

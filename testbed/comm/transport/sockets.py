@@ -120,7 +120,7 @@ class SocketSettings:
 
 @dataclass(frozen=True)
 class MeshSettings:
-    """How sockets are created, and timeouts.
+    """Settings for creating sockets, and timeouts.
 
     Attributes:
         token: The job's secret. Connections of any other job are refused.

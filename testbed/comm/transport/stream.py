@@ -93,7 +93,7 @@ class Stream:
         then(data)
 
     def _on_frame_sent(self, what: Any, size_bytes: int) -> None:
-        """Handle that the kernel has accepted all of a frame."""
+        """Handle a frame that the kernel has accepted completely."""
         raise NotImplementedError
 
     def _goodbye_header(self, reason: bytes) -> bytes:
@@ -105,7 +105,7 @@ class Stream:
         raise NotImplementedError
 
     def _on_lost(self, error: TransportError) -> None:
-        """Handle that the socket is gone and queued frames are dropped."""
+        """Handle the loss of the socket, after which queued frames are dropped."""
         raise NotImplementedError
 
     # ---- called by the rank

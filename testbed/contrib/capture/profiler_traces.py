@@ -257,7 +257,7 @@ class _Step:
 
     @property
     def trains(self) -> bool:
-        """Whether it has a backward pass."""
+        """Whether the step has a backward pass."""
         return self.last_backward_us > -math.inf
 
     def kind(self, at_us: float, thread: Thread) -> str:

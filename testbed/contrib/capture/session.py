@@ -52,7 +52,7 @@ class RanksDoNotMatch(BadInput):
 
 @dataclass(frozen=True)
 class Request:
-    """What to capture. python: an interpreter that has PyTorch. at_once: ranks that run concurrently."""
+    """A request for a capture. python: an interpreter that has PyTorch. at_once: ranks that run concurrently."""
 
     script: str
     arguments: tuple[str, ...] = ()

@@ -42,7 +42,7 @@ class PendingOperation(Future[None]):
         self.works: Sequence[Work] = ()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until it has ended, at most `timeout_s`; returns whether it has. Raises the operation's own error."""
+        """Wait for the end, at most `timeout_s`; returns whether it was reached. Raises the operation's own error."""
         if not futures.wait([self], timeout_s).done:
             return False
         self.result()

@@ -234,7 +234,7 @@ def rules_for(snapshot: Snapshot) -> Rules:
 
 @dataclass(frozen=True)
 class _PolicyState:
-    """The snapshot as policies see it, and the compiled policy; its imports are slow, so methods import late."""
+    """The snapshot in the form that policies use, and the compiled policy. Methods import late: imports are slow."""
 
     choice: PolicyChoice
     view: Any

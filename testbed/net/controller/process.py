@@ -156,7 +156,7 @@ class ControllerProcess:
         return self._process.pid
 
     def wait_ready(self, timeout_s: float) -> None:
-        """Wait until every switch has exactly its rules, as read back; ControllerError with the reason if not."""
+        """Wait until every switch has exactly its rules, as read back; raises ControllerError with the reason."""
         self._wait(lambda: self._ready, timeout_s, "")
 
     def alive(self) -> bool:

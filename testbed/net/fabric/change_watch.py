@@ -75,7 +75,7 @@ class ChangeWatch:
         self._tables = []
 
     def look(self, thorough: bool = False) -> None:
-        """Record the changes since the last look; `thorough` includes the slow comparisons. LinkError on failure."""
+        """Record changes since the last look; `thorough` includes slow comparisons. Raises LinkError on failure."""
         now_s = time.monotonic()
         with _wrap_os_errors():
             for operations in self._machines:

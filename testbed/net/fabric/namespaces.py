@@ -147,7 +147,7 @@ class MachineOperations:
                     raise SettingMismatch(where, flag, 0, state and state[0])
 
     def verify_offloads(self, settings: NamespaceSettings) -> None:
-        """Check that no interface passes on packets larger than those on the wire; SettingMismatch if one does."""
+        """Raise SettingMismatch if an interface passes on packets larger than those on the wire."""
         with network_namespace(settings.pid):
             for interface in settings.interfaces:
                 if on := enabled_offloads(interface):

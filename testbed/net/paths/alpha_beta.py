@@ -50,7 +50,7 @@ class RingStep:
     back_s: float | None = None
 
     def alpha_s(self, size_bytes: float) -> float:
-        """Return a message's latency without its bytes at the slowest hop; it is less for messages below a frame."""
+        """Return a message's latency without its bytes at the slowest hop; it is lower for messages below a frame."""
         return self.delay_s + self.serialisation.beyond_s(size_bytes)
 
     @property

@@ -38,7 +38,7 @@ def is_known_control(name: str) -> bool:
 
 
 def find_control(name: str) -> type[CongestionControl]:
-    """Return a congestion control by name or FILE.py:NAME, or FALLBACK_CONTROL for an unknown name; PluginError."""
+    """Return a congestion control by name or FILE.py:NAME; FALLBACK_CONTROL if unknown. Raises PluginError."""
     return CONGESTION_CONTROLS.find(name if is_known_control(name) else FALLBACK_CONTROL)
 
 

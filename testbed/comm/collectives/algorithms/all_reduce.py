@@ -97,7 +97,8 @@ def halving_doubling(request: PlanRequest) -> Plan:
 def double_tree_all_reduce(request: PlanRequest) -> Plan:
     """All-reduce each half of the array over its own binary tree: reduce it up the tree and send it down again.
 
-    Nearly every rank is a leaf of one tree and has two children in the other, so all ranks send and receive alike.
+    Nearly every rank is a leaf of one tree and has two children in the other, so all ranks send and receive equally
+    much.
     Steps: at most 2 ceil(log2 n) for the first chunk. Sends at most 2 B, on average 2 B (n - 1) / n.
     Source: Sanders, Speck and Traff 2009, "Two-tree algorithms for full bandwidth broadcast, reduction and scan".
     """

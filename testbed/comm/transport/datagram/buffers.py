@@ -105,7 +105,7 @@ class SendBuffer:
     def write_run(
         self, words: Words, numbers: range, path: int, serial: int, asking: slice
     ) -> tuple[PerPacket, PerPacket, PerPacket]:
-        """Write headers of consecutive data packets, as far as they belong to one message.
+        """Write headers of consecutive data packets, up to the end of their message.
 
         Args:
             words: The headers of a `SendBatch`.

@@ -150,7 +150,7 @@ class Sender:
 
     @property
     def due_s(self) -> float:
-        """When `on_timer`, `next_items` or `wanted_credits` may have new results."""
+        """The time at which `on_timer`, `next_items` or `wanted_credits` may have new results."""
         due_s = self.recovery.due_s
         control = self.control
         if self._rate_limited and self.recovery.pending:

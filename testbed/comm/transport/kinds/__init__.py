@@ -24,7 +24,7 @@ from testbed.spec.scale import Scale
 
 @dataclass(frozen=True)
 class LossRecovery:
-    """The loss recovery of a transport that does not leave it to the kernel's TCP.
+    """The loss recovery of a transport that does not rely on the kernel's TCP for it.
 
     Attributes:
         recovery: The name of the recovery.

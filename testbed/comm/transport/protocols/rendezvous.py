@@ -59,7 +59,7 @@ class RendezvousTransport(Layer):
         return any(self._waiting.values())
 
     def on_note(self, pair: PairKey, tag: int, number: int) -> None:
-        """Handle that the peer has posted a receive with this tag."""
+        """Handle the peer's announcement of a receive with this tag."""
         request = self._waiting[pair].take(tag)
         if request is not None:
             self._complete_with(request, self.inner.isend(pair[0], tag, request.view, pair[1]))

@@ -174,13 +174,13 @@ class RdmaPair:
             self._writes.start(self._write_queue_pairs)
 
     def on_sent(self, queue_pair: int, work: int) -> None:
-        """Handle that a segment is in the peer's memory."""
+        """Handle the completion of a segment, which is in the peer's memory now."""
         request = self._writes.on_sent(queue_pair, work)
         if request is not None:
             self._count_sent(request)
 
     def on_written(self, immediate: Immediate, size_bytes: int) -> str:
-        """Handle that a segment is in this rank's memory; return what is wrong with it, or ""."""
+        """Handle a segment that was written into this rank's memory; return what is wrong with it, or ""."""
         into = self._slots.get(immediate.slot)
         if into is None:
             return f"it wrote into slot {immediate.slot}, which is not announced"
@@ -325,7 +325,7 @@ class RdmaPair:
                 return
 
     def _on_asked(self, frame: Frame) -> str:
-        """Handle that a large message waits for its receive."""
+        """Handle the peer's request for a large message's receive."""
         tag, length = frame.tag, frame.length
         if is_put(tag):
             placed = self.exposed.place(self.peer, tag, length)

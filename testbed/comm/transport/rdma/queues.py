@@ -49,7 +49,7 @@ class FastPath:
             self._waiting.append((header, bytes(body)))
 
     def flush(self) -> None:
-        """Send waiting frames, as far as the NIC accepts them."""
+        """Send waiting frames until the NIC accepts no more."""
         while self._waiting and self.ready and self._post(*self._waiting[0]):
             self._waiting.popleft()
 
@@ -62,7 +62,7 @@ class FastPath:
         return True
 
     def on_sent(self) -> None:
-        """Handle that a frame has arrived."""
+        """Handle the completion of a frame, which has arrived."""
         self._outstanding -= 1
         self.flush()
 
@@ -125,7 +125,7 @@ class WriteQueue:
         self.pump()
 
     def pump(self) -> None:
-        """Segment and write waiting messages, as far as queue pairs have room."""
+        """Segment and write waiting messages while queue pairs have room."""
         while self._waiting:
             channel = self._channel_with_room()
             if channel is None:
@@ -165,7 +165,7 @@ class WriteQueue:
         return None
 
     def on_sent(self, queue_pair: int, work: int) -> Request | None:
-        """Handle that a segment is in the peer's memory; return the message's request once all of it is."""
+        """Handle the completion of a segment; return the message's request once all segments are complete."""
         channel, out, size_bytes = self._in_flight.pop((queue_pair, work))
         channel.outstanding -= 1
         out.left -= size_bytes
@@ -208,7 +208,7 @@ class Inbound:
         self.received = 0
 
     def unknown_to_sender(self, announced: int) -> bool:
-        """Return whether it is unmatched, and unknown to a peer that knew `announced` receives."""
+        """Return whether this receive is unmatched, and unknown to a peer that knew `announced` receives."""
         return not self.matched and (self.number == 0 or self.number > announced)
 
 

@@ -169,7 +169,7 @@ class RdmaTransport(ControlledMesh[RdmaPair]):
         control.send_setup(b"", READY_TAG)
 
     def _on_end(self, control: Control, error: TransportError) -> None:
-        """Handle that the peer is gone. Its earlier writes have arrived."""
+        """Handle the loss of the peer. Its earlier writes have arrived."""
         self._handle_completions()
         control.pair.fail(error)
         for queue_pair in control.pair.queue_pairs:

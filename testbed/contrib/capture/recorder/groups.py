@@ -131,7 +131,7 @@ class RecordingGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     @property
     def group_name(self) -> str:
-        """The name by which functional collectives find it."""
+        """The name by which functional collectives find the group."""
         return self.made_name
 
     @property

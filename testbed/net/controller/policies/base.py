@@ -101,7 +101,7 @@ class LinkPolicy(Policy):
 
     @abstractmethod
     def choose(self, ends: Sequence[LinkEnd]) -> Sequence[LinkEnd]:
-        """Return those of the parallel links to the next building that packets are spread over."""
+        """Return the subset of the parallel links to the next building over which packets are spread."""
 
     def routes(self, view: View) -> Iterable[Route]:
         """Yield one route per pair of buildings."""

@@ -21,7 +21,7 @@ class Growth(ABC):
     """The growth of one connection's congestion window, in packets and seconds."""
 
     uses_hystart: ClassVar[bool] = False
-    """Whether it leaves slow start once the acknowledgements of a window take half a round trip (HyStart)."""
+    """Whether slow start ends once the acknowledgements of a window take half a round trip (HyStart)."""
 
     @abstractmethod
     def after_loss(self, window: float) -> float:
@@ -86,10 +86,10 @@ class CongestionControl(ABC):
     """The loss response if no calibration has measured it; None for Reno's calibrated one."""
 
     goes_by_losses: ClassVar[bool] = True
-    """Whether losses reduce its rate."""
+    """Whether losses reduce the rate."""
 
     paces: ClassVar[bool] = False
-    """Whether it paces a window's packets over a round trip; otherwise it sends them in a burst."""
+    """Whether a window's packets are paced over a round trip; otherwise they are sent in a burst."""
 
     startup: ClassVar[float] = 0.0
     """For a control that paces, the initial rate in packets per round trip; 0 if unknown."""

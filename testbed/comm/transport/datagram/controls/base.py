@@ -49,7 +49,7 @@ class Control:
     """The control of one pair in one direction; this base class limits nothing."""
 
     uses_ecn: ClassVar[bool] = False
-    """Whether its packets are ECN-capable, so that links mark them instead of dropping them."""
+    """Whether packets are ECN-capable, so that links mark them instead of dropping them."""
 
     uses_grants: ClassVar[bool] = False
     """Whether the receiver grants credits; see `credits`."""
@@ -63,7 +63,7 @@ class Control:
         """Handle an acknowledgement or a timeout."""
 
     def on_sent(self, packets: int, now_s: float) -> None:
-        """Handle that packets have left."""
+        """Handle packets that were sent."""
 
     def advance(self, now_s: float) -> float:
         """Advance timers to `now_s`; return when to call again even if nothing happens: infinite for never."""

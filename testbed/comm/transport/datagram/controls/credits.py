@@ -35,7 +35,7 @@ class Credits(Control):
 
     @property
     def left(self) -> int:
-        """The packets that it may still send."""
+        """The number of packets that the sender may still send."""
         return max(0, self.granted - self.used)
 
     def grant(self, total: int) -> None:
@@ -79,7 +79,7 @@ class Granter:
 
     @property
     def due_s(self) -> float:
-        """When `pop_grants` has grants; infinite if there are no requests."""
+        """The time at which `pop_grants` has grants; infinite if there are no requests."""
         return self._next_s if self._requested else math.inf
 
     def pop_grants(self, now_s: float) -> list[tuple[Hashable, int]]:

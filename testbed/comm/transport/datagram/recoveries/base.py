@@ -335,7 +335,7 @@ class Recovery(ABC):
 
     @property
     def due_s(self) -> float:
-        """When `on_timer` has something to do; infinite if there is no timer to wait for."""
+        """The time at which `on_timer` has something to do; infinite if no timer is running."""
         oldest_s = math.inf
         for path in self.paths.values():
             if path.flight:
