@@ -78,7 +78,7 @@ class Scopes:
         self._agreements: dict[tuple[int, int], Agreement] = {}
         # votes of agreements not yet started here
         self._votes: dict[tuple[int, int], list[tuple[int, dict[str, Any]]]] = {}
-        self._early_revocations: dict[int, Revoked] = {}  # of communicators not yet made here
+        self._early_revocations: dict[int, Revoked] = {}  # revocations of communicators not yet created here
         self.lost: dict[int, PeerLost] = {}
         self.has_pending = False
         if self._peer_events is not None:

@@ -63,7 +63,7 @@ class _Replica:
     ranks: tuple[int, ...]
     state: State = State.AWAY
     connected: set[int] = field(default_factory=set)
-    failed: bool = False  # at any time
+    failed: bool = False  # whether it has ever failed
     attempt: int = 0
     source: int = -1
     missing: set[int] = field(default_factory=set)

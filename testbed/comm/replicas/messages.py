@@ -14,7 +14,7 @@ from testbed.errors import TestbedError
 
 Operation = tuple[int, int]
 Operations = frozenset[Operation]
-MOST_BYTES = 60_000  # of a packet
+MOST_BYTES = 60_000  # limit of a packet
 
 
 class MessageError(TestbedError):

@@ -163,7 +163,7 @@ class _Event(ctypes.Structure):
     _fields_ = (
         ("events", ctypes.c_uint32),
         ("gap", ctypes.c_char * (0 if platform.machine() == "x86_64" else 4)),
-        ("descriptor", ctypes.c_int32),  # of the eight bytes of user data Python fills these four
+        ("descriptor", ctypes.c_int32),  # Python fills only these four of the eight bytes of user data
         ("rest", ctypes.c_uint32),
     )
 

@@ -20,7 +20,7 @@ class Staged:
     __slots__ = ("view",)
 
     def __init__(self, length: int) -> None:
-        # numpy does not touch the memory, so an announced length costs nothing until data arrives
+        # NumPy does not touch the memory, so an announced length costs nothing until data arrives
         self.view = np.empty(length, dtype=np.uint8).data
 
 

@@ -90,7 +90,7 @@ class StripedPair(Reassembler):
         self._next_message = 0
         self._next_sequence = 0
         self._next_channel = 0
-        self._waiting: deque[OutgoingMessage] = deque()  # not completely cut
+        self._waiting: deque[OutgoingMessage] = deque()  # messages not completely cut into segments
         self._unsent: dict[int, OutgoingMessage] = {}  # messages that the kernel has not accepted completely
         # incoming
         self._sequences: SegmentOrder[IncomingMessage] = SegmentOrder()

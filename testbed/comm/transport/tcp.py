@@ -110,7 +110,7 @@ class Connection(Stream):
             if length > self._max_staged_bytes:
                 self.fail(error)
                 return False
-            into = Staged(length)  # dropped; later messages may still be valid
+            into = Staged(length)  # the message is dropped; later messages may still be valid
         elif self._mailbox.has_room(length, self._max_staged_bytes):
             into = self._mailbox.stage(tag, length)
         else:

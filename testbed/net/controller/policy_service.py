@@ -187,7 +187,7 @@ class PolicyService:
     def _follow_ports(self) -> None:
         if self._snapshot.policy:
             with self._lock:
-                self._load()  # in advance, so that the reaction to the first failed link does not include it
+                self._load()  # in advance, so that the first failed link does not have to wait for it
         while True:
             self._stale.wait()
             self._stale.clear()

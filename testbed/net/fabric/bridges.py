@@ -7,8 +7,8 @@ reordered, and every address has one location.
 
 A cable with delay passes through the WAN namespace, where the link engine emulates it. Any other cable is a veth pair
 that is shaped at both ends. Where the kernel supports it, the receiving end holds a frame for its serialisation time
-(store and forward). A cut-through switch does not hold frames that stay in its building, unless the incoming cable is
-slower than a possible outgoing one.
+(store and forward). A cut-through switch forwards frames that stay in its building at once, unless the incoming cable
+is slower than a possible outgoing one.
 """
 
 from __future__ import annotations

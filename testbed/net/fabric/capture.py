@@ -22,7 +22,7 @@ SNAP_BYTES = 128  # Ethernet, IPv4, TCP with all options, and the beginning of t
 BUFFER_KIB = 16_384
 START_TIMEOUT_S = 10.0
 STOP_TIMEOUT_S = 10.0
-# The kernel delivers packets in blocks, at the latest one second after a block's first packet.
+# The kernel delivers packets in blocks, at most one second after a block's first packet.
 FLUSH_S = 1.1
 SUFFIX = ".pcapng"
 

@@ -41,7 +41,7 @@ class TunnelMeasurement:
         building: The building's name.
         round_trip_s: Median round trip of small frames; infinite if none came back.
         slow_round_trip_s: Their 95th percentile.
-        there_bps: Rate towards the machine.
+        there_bps: Rate to the machine.
         back_bps: Rate from the machine.
         needed_bps: The maximum rate at which the fabric can send through it in one direction.
     """

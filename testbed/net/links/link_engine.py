@@ -209,7 +209,7 @@ class LinkEngine(Protocol):
 TIME_TOLERANCE_S = 1.5e-6
 SHARE_TOLERANCE = 1e-6
 _TOLERANCES: Mapping[Form, float] = {"rate": 8.0, "delay": TIME_TOLERANCE_S, "duration": TIME_TOLERANCE_S}
-_RATE_TOLERANCE = 1e-6  # relative
+_RATE_TOLERANCE = 1e-6  # relative to the rate
 
 
 def requested_settings(wires: Iterable[LinkWire]) -> dict[tuple[str, str], Direction]:

@@ -63,7 +63,7 @@ TC_H_ROOT = 0xFFFFFFFF
 
 @dataclass(frozen=True)
 class _DirectionPorts:
-    """The interfaces at which one direction's frames enter and leave the WAN namespace, and are shaped before."""
+    """The interfaces at which one direction's frames are shaped, then enter and leave the WAN namespace."""
 
     key: tuple[str, str]
     entry: str
@@ -97,7 +97,7 @@ class NetemEngine:
         self._blackholed: set[str] = set()  # names of links that `blackhole` has cut
         self._ever_cut: set[str] = set()  # names of links
         self._removed: dict[tuple[str, str], list[Qdisc]] = defaultdict(list)  # netems that were replaced
-        self._netlinks: dict[int | None, Netlink] = {}  # by a process in the namespace
+        self._netlinks: dict[int | None, Netlink] = {}  # keyed by a process in the namespace
 
     def _directions(self) -> Iterator[_DirectionPorts]:
         for wire in self._wires:

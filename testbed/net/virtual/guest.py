@@ -306,7 +306,7 @@ def _pass_on(outputs: Sequence[Output]) -> None:
 
 
 def list_idlest_cores() -> list[int]:
-    """Return the CPU cores that this process may use, the least busy in the last moment first."""
+    """Return the CPU cores that this process may use, the least busy ones of the last moment first."""
     before = _busy_ticks()
     time.sleep(POLL_S)
     after = _busy_ticks()

@@ -15,7 +15,7 @@ from testbed.comm.transport.wire import PACKET_HEADERS_BYTES, ConnectionKey
 from testbed.spec.scale import Scale
 
 PACKET_BYTES = 8 * 1024  # about the payload of a jumbo frame
-SAME_BUILDING = "same_building"  # also applies to zones without settings of their own
+SAME_BUILDING = "same_building"  # the default for zones without their own settings
 WINDOWS = ("outstanding", "together")  # fields of StripeSettings
 MIN_OUTSTANDING = 2  # one segment is in flight while another is acknowledged
 

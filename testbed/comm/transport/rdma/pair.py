@@ -39,7 +39,7 @@ class RdmaPair:
         self.regions: RegionCache | None = None
         self._write_queue_pairs: Sequence[QueuePair] = ()
         # outgoing
-        # by tag: a large message whose receive is not announced, and all behind it
+        # by tag: a large message whose receive is not announced, and all messages behind it
         self._waiting_sends: dict[int, deque[Request]] = {}
         self._announced: TagQueues[Frame] = TagQueues()  # by tag: the peer's receives without a message
         self._known_receives = 0  # how many receives the peer has announced

@@ -102,7 +102,7 @@ class WriteQueue:
     def __init__(self, settings: StripeSettings) -> None:
         self._settings = settings
         self._channels: list[WriteChannel] = []
-        self._waiting: deque[Outbound] = deque()  # not completely cut
+        self._waiting: deque[Outbound] = deque()  # messages not completely cut into segments
         # incomplete messages by their receive's number: a slot may be reused before all completions
         self._unsent: dict[int, Outbound] = {}
         self._in_flight: dict[tuple[int, int], tuple[WriteChannel, Outbound, int]] = {}

@@ -23,7 +23,7 @@ LOAD = 0.99  # share of the port's rate, so that queues from jitter drain
 class Credits(Control):
     """The sender's side.
 
-    `granted`: the packets that it may have sent in total; `used`: the packets that it has sent.
+    `granted`: the total number of packets that it may send; `used`: the number that it has sent.
     """
 
     uses_grants: ClassVar[bool] = True

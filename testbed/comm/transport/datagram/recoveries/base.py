@@ -110,7 +110,7 @@ class Recovery(ABC):
 
     def __init__(self, round_trips: RttEstimator) -> None:
         self.round_trips = round_trips
-        self.end = 0  # the number of packets to send
+        self.end = 0  # the total number of packets to send so far
         self.next = 0  # the next packet to send
         self.low = 0  # all packets before this one have arrived
         self.resent = 0
