@@ -1,7 +1,7 @@
 """Algorithm selection: each algorithm's plan and traffic by name, the rule behind `auto`, and tuning tables.
 
-A tuning table records which algorithm was fastest for a collective, number of ranks, buildings and size. `testbed bench
---tune` writes it.
+A tuning table, from `testbed bench --tune`, records the fastest algorithm for each collective, number of ranks,
+buildings and size.
 """
 
 from __future__ import annotations

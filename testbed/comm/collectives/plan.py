@@ -1,9 +1,9 @@
 """Plans of collectives as data: which blocks a rank sends to whom and receives from whom, round by round.
 
-A plan holds no sizes. The array is cut into numbered blocks at fixed shares of its length, so one plan serves
-arrays of every size, and bytes on the wire follow from the plan. A plan can be reversed (`reverse`): an all-gather
-played backwards is a reduce-scatter, because the paths on which a block spreads become the paths on which its parts
-are added up.
+A plan contains no sizes. The array is cut into numbered blocks at fixed shares of its length, so one plan serves arrays
+of every size, and bytes on the wire follow from the plan. A plan can be reversed (`reverse`): an all-gather played
+backwards is a reduce-scatter, because the paths on which a block spreads become the paths on which its parts are added
+up.
 """
 
 from __future__ import annotations
@@ -151,8 +151,7 @@ def relabel(plan: Plan, name: Callable[[int], int]) -> Plan:
 def in_channels(plan: Plan, channels: int) -> Plan:
     """Return the plan with every block cut into `channels` parts, which pass through all stages independently.
 
-    While one part is reduced another is in flight, and while one part crosses between buildings another is still
-    inside.
+    While one part is reduced, another is in flight; while one part crosses between buildings, another is still inside.
     """
     if channels == 1:
         return plan

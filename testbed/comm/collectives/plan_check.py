@@ -64,7 +64,8 @@ def check_plans(
 ) -> list[Plan]:
     """Return all ranks' plans after checking them.
 
-    Every message must have both ends, no rank may wait forever, and each rank must end with what it should have.
+    Every message must have both ends, no rank may wait forever, and each rank must end with the blocks that it should
+    have.
 
     Args:
         collective: Name or definition.

@@ -245,7 +245,7 @@ class Work(Task):
             timeout_s: Seconds from now; None: the operation's own timeout, from its start.
 
         Raises:
-            CollectiveTimeout: If it is not done in time; it can be waited for again.
+            CollectiveTimeout: If the operation is not done in time; `wait` may be called again.
             TransportError: PeerLost or Revoked as soon as this or another operation of its communicator has failed,
                 Aborted once this rank has given up.
         """

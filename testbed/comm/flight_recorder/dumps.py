@@ -196,7 +196,8 @@ class Entry:
 class RankDump:
     """One rank's recorder, read at `time_s` of the rank's clock.
 
-    `ended` is how the rank ended, "" while it runs. `entries` are in the order in which they were scheduled.
+    `ended` says how the rank ended; it is "" while the rank runs. `entries` are in the order in which they were
+    scheduled.
     """
 
     __pydantic_config__ = _FORBID_EXTRA

@@ -139,7 +139,7 @@ def from_pytorch(document: Mapping[str, Any], rank: int, written_s: float, first
         first: The number of a group's first collective.
 
     Raises:
-        DumpError: With the entry's place, if it cannot be read.
+        DumpError: If an entry cannot be read; names its place.
     """
     place = "pg_config"
     try:

@@ -256,7 +256,7 @@ def wait_all(transport: Transport, requests: Iterable[Request], timeout_s: float
 
     Raises:
         TransportError: The first error of a request.
-        TransportTimeout: With the peers that are still missing.
+        TransportTimeout: If requests are not done in time; names the missing peers.
     """
     deadline_s = time.monotonic() + timeout_s
     pending = list(requests)

@@ -90,7 +90,7 @@ def bootstrap(
         costs: Emulated software time.
 
     Raises:
-        TransportTimeout: With the ranks that did not appear.
+        TransportTimeout: If ranks do not appear; names them.
         TransportError: If a socket fails.
     """
     if method not in METHODS:

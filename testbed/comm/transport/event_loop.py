@@ -44,8 +44,8 @@ class HasDescriptor(Protocol):
 class StallDetector:
     """Detects that a rank was not scheduled.
 
-    The rank never blocks longer than `wait_s`, so it was stalled if it is not back within `gap_s`. `gaps` has the times
-    (last seen, back again) of each stall, in CLOCK_MONOTONIC.
+    The rank never blocks longer than `wait_s`, so it was stalled if it does not run again within `gap_s`. `gaps` has
+    the times (last seen, back again) of each stall, in CLOCK_MONOTONIC.
     """
 
     wait_s: float

@@ -211,7 +211,7 @@ class Mesh(SocketView, Generic[PairT]):
         """Connect to these peers (default: all), which must do the same, within the bootstrap timeout.
 
         Raises:
-            TransportTimeout: With the peers that did not appear.
+            TransportTimeout: If peers do not appear; names them.
             TransportError: The error of a connection that failed.
         """
         wanted = sorted(self._counters if peers is None else peers)

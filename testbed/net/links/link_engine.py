@@ -85,9 +85,9 @@ class DirectionStats:
     They balance: in + duplicated = out + lost + cut + dropped + overrun + held. None or empty means that the engine
     does not know the value.
 
-    - `lost`: lost at random. `cut`: lost because the link was cut. `dropped`: by the full queue. `overrun`: lost for
-      lack of other buffers or of CPU time. `duplicated`: extra copies. `held`: still in flight. `faults`: packets with
-      each kind of fault, by the name of its link property.
+    - `lost`: lost at random. `cut`: lost because the link was cut. `dropped`: dropped by the full queue. `overrun`:
+      lost for lack of other buffers or of CPU time. `duplicated`: extra copies. `held`: still in flight. `faults`:
+      packets with each kind of fault, by the name of its link property.
     - `crossed_packets`: entered the WAN namespace. `sent_bytes`: have left the queue.
     - `queue_bytes`: in the queue now; `queue_peak_bytes`: its maximum. `queue_counts[i]`: arrivals that found less than
       (i + 1) / len(queue_counts) of the queue's limit in use.

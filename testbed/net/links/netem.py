@@ -256,7 +256,7 @@ class NetemEngine:
         """Return whether losses and jitter come from the seed; before Linux 6.6 each netem draws its own.
 
         Raises:
-            SettingMismatch: A netem has another seed than it was given.
+            SettingMismatch: A netem's seed differs from the one that it was given.
         """
         netems = self._netems(read_interfaces(self._netlink(self._pid)))
         seeds = {

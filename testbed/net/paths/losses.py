@@ -91,7 +91,7 @@ class LossyConnection:
 
         Args:
             size_bytes: The message's size.
-            open_bytes: The part of the window not used by earlier messages; negative if these wait, too.
+            open_bytes: The part of the window that earlier messages do not use; negative if they are waiting, too.
         """
         open_bytes = min(open_bytes, self.window_bytes)
         at_once = max(0.0, min(size_bytes, open_bytes))

@@ -256,7 +256,7 @@ def try_features(image: KernelImage) -> tuple[str, ...]:
     """Test all features in a guest and return their names.
 
     Raises:
-        VirtualClockError: The test failed, or features do not work; the message has the reason of each.
+        VirtualClockError: The test failed, or features do not work; the message has the reason for each.
     """
     stdout: list[str] = []
     stderr: list[str] = []
