@@ -1,4 +1,4 @@
-"""Delays of the control plane in a scenario. The defaults were measured on real switches and controllers.
+"""Delays of the control plane in a scenario. The defaults follow published figures of real switches and controllers.
 
 Sources are in each field's description and in docs/reference/policies.md.
 """
@@ -32,9 +32,9 @@ class ControlSpec(StrictModel):
     default is our choice, within the 10 to 100 ms that ONOS was designed for (Berde et al., HotSDN 2014).
     """
     rule_s: Duration = Field(default=0.001, alias="rule_time")
-    """Time a switch takes to add, change or delete one rule or group in its table; each switch handles its own one at a
-    time. Kuzniar et al. (PAM 2015) measured some hundred to about a thousand per second on hardware switches: the
-    default is the fast end.
+    """Time in which a switch adds, changes or deletes one rule or group in its table; it handles them one at a time.
+    Kuzniar et al. (PAM 2015) measured some hundred to about a thousand per second on hardware switches; the default is
+    the fast end.
     """
 
     silence_s: TimeoutOrNone = None
