@@ -176,11 +176,11 @@ class InferenceSpec(StrictModel):
     dispatch: Annotated[str, choice("a dispatch policy", DISPATCHES)] = TURNS
     """Which server gets a batch: a card that holds the whole model, or else a node. turns: round robin. random: a
     random one. least_outstanding: the one that owes the fewest answers, as known where requests arrive. two_choices:
-    the better of two random ones. All but `turns` choose when the batch is sent.
+    the better of two random ones. All but `turns` choose at the moment the batch is sent.
     """
     retry: RetrySpec | None = None
-    """Retries of unanswered batches; default: wait for the answer. With retries, every `dispatch` chooses the server
-    when a batch is sent.
+    """Retries of unanswered batches; default: wait for the answer. With retries, every `dispatch` chooses at the moment
+    a batch is sent.
     """
     objective_s: Timeout = Field(default=0.01, alias="slo")
     """Service level objective: the time within which `slo_share` of requests are answered."""
