@@ -46,7 +46,7 @@ class UplinkSpec(StrictModel):
     queue_bytes: Queue = "auto"
     """Buffer of the port at either end of each link; auto: 1 ms at the link's rate, at least 64 packets."""
     pause: PauseSpec | None = None
-    """Ethernet pause between the two switches of each link; none, if left out."""
+    """Ethernet pause between the two switches of each link. Default: no pause."""
 
 
 class ClosSpec(StrictModel):

@@ -19,9 +19,9 @@ class ControlSpec(StrictModel):
     """Delays between the failure of a link and the rerouting of packets; 0 s removes one."""
 
     carrier_down_s: Duration = 0.01
-    """Time until the switches at both ends detect that a link is cut; until then they lose what they send. 10 ms is
-    Cisco's value for fibre ports of the Catalyst 6500 (Software Configuration Guide, port debounce timer); others wait
-    100 ms (access ports of Cisco ACI) or poll every 250 ms (Broadcom's driver).
+    """Time until the switches at both ends detect that a link is cut; until then, packets that they send are lost. 10
+    ms is Cisco's value for fibre ports of the Catalyst 6500 (Software Configuration Guide, port debounce timer); others
+    wait 100 ms (access ports of Cisco ACI) or poll every 250 ms (Broadcom's driver).
     """
     carrier_up_s: Duration = 0.01
     """Time until the switches detect that a link is repaired, if they had detected the cut. The same table covers every

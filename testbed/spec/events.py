@@ -193,7 +193,7 @@ class EventSpec(Disturbance):
     times: Count = 1
     """Number of occurrences, for example of a flapping link going down."""
     what: Annotated[str | None, choice("a mismatch", MISMATCHES)] = None
-    """`rank_mismatch`: what differs: size, type, or the order of this collective and the next."""
+    """`rank_mismatch`: the difference: size, type, or the order of this collective and the next."""
     operation: CountOrNone = None
     """`rank_skip` and `rank_mismatch`: number of the rank's collective in the first step that starts after the event,
     from 1; default: 1.

@@ -276,8 +276,8 @@ class ScheduleSpec(StrictModel):
     chunks: Count = 1
     """Stages per rank, for Interleaved1F1B and LoopedBFS; for optimal: 2 to search with two stages only."""
     layers_per_stage: Annotated[str | tuple[int, ...], _SHARES] = EVEN
-    """Number of the model's blocks in each stage: even (some have one more if they do not divide); by_speed (each next
-    block goes to the stage that would finish it first); or a list.
+    """Number of the model's blocks in each stage: even (some stages have one more if the number is not divisible);
+    by_speed (each next block goes to the stage that would finish it first); or a list.
     """
     microbatches_per_replica: Annotated[str | tuple[int, ...], _SHARES] = EVEN
     """Number of microbatches for each replica: even (`microbatches` each); by_speed (each next one goes to the replica
@@ -296,7 +296,7 @@ class ScheduleSpec(StrictModel):
     when its computation is next, and only then is the message sent, as with NCCL.
     """
     prefetch: CountOrZero = 1
-    """Number of layers ahead that sharded parameters are gathered."""
+    """Number of layers by which sharded parameters are gathered ahead."""
     prefetch_first: Flag = False
     """In the backward pass, send the next layer's parameters before a layer's gradients, as FSDP2 does; default: after
     them.

@@ -125,7 +125,7 @@ class WorkloadSpec(StrictModel):
     their recorded order.
     """
     mapping: Annotated[str | tuple[int, ...] | None, MAPPING] = None
-    """With `trace` or `chakra`: which rank of the scenario plays each rank of the trace, in the order of `placement`:
+    """With `trace` or `chakra`: which rank of the scenario replays each rank of the trace, in the order of `placement`:
     consecutive (the default), scattered, topology_aware, by_distance, or a list, as in `parallelism.mapping`.
     """
     algorithms: Annotated[Mapping[str, str] | None, KIND_ALGORITHMS] = None
