@@ -1,8 +1,7 @@
-"""One simulation of a job's plan on a fluid network: when each operation starts and ends, or why the plan deadlocks.
+"""One simulation of a job's plan on a fluid network: the start and end of each operation, or why the plan deadlocks.
 
-Operations start by the same rule as on real ranks (`dependency_tracker`), and collectives send the messages of the
-same plans. Compute takes exactly its duration. A message takes its time in the fluid model, and `message_s` at each
-end.
+Operations start by the same rule as on real ranks (`dependency_tracker`), and collectives send the same messages.
+Compute takes exactly its duration. A message takes its time in the fluid model, plus `message_s` at each end.
 """
 
 from __future__ import annotations
@@ -36,14 +35,14 @@ from testbed.workload.dependency_tracker import DependencyTracker, dependency_or
 from testbed.workload.dispatch import Dispatching, ExecutedPlan, GrowingPlan, Sending
 from testbed.workload.plan import Block, Computing, GroupCollective, JobPlan, Message, Operation, Pause
 
-MAX_WARMUP_STEPS = 8  # warm-up steps that are simulated at most
+MAX_WARMUP_STEPS = 8  # maximum number of simulated warm-up steps
 SAME = 1e-6  # relative difference below which two consecutive steps count as converged
-SETTLED = 1e-3  # the same where steps differ only because windows are still opening
-PACED = 4  # isolated runs of a collective whose connections are paced
+SETTLED = 1e-3  # the same for steps that differ only because windows are still growing
+PACED = 4  # number of isolated runs of a collective whose connections are paced
 
 
 class PlanSimulation(CollectiveDriver):
-    """A single use of the network by a plan; `restart` makes the next one on the same connections."""
+    """A single use of the network by a plan; `restart` creates the next one on the same connections."""
 
     def __init__(
         self,
@@ -78,9 +77,9 @@ class PlanSimulation(CollectiveDriver):
         self.simulations: list[PlanSimulation] = [self]  # all simulations of this plan
 
     def restart(self, lateness: LossDelay, state: ConnectionState | None = None) -> PlanSimulation:
-        """Return a fresh simulation of the same plan that shares what was folded.
+        """Return a new simulation of the same plan that shares the folded collectives.
 
-        state: the connection state to start with; None for the current state of this simulation's connections.
+        `state` is the connection state to start with; None for the current state of this simulation's connections.
         """
         serving = None if self.serving is None else self.serving.dispatching
         state = self.state if state is None else state
@@ -92,7 +91,7 @@ class PlanSimulation(CollectiveDriver):
         return other
 
     def run_settled(self, lateness: LossDelay, before: Warmup) -> Timeline:
-        """Return the median step after the warm-up, once windows have opened or losses have settled."""
+        """Return the median step after the warm-up, once windows have grown or losses have settled."""
         step = self._warmed_up(lateness, before)
         steps = [step.run()]
         limit = 1 if lateness.draw else before.most_steps
@@ -129,11 +128,11 @@ class PlanSimulation(CollectiveDriver):
 
     @property
     def differs(self) -> bool:
-        """Whether consecutive steps can differ: rates or round trips are probed, or losses drive the windows."""
+        """Whether consecutive steps can differ because rates or round trips are probed, or losses drive the windows."""
         return self.network.paces_by_measured_rates or self.connections.overflowed
 
     def run(self) -> Timeline:
-        """Run the step to its end. Raises Deadlock."""
+        """Run the step to its end; raise Deadlock if it cannot complete."""
         for rank in range(len(self.plan.ranks)):
             self._start_ready(rank)
         self.run_until_idle()

@@ -26,7 +26,7 @@ LATE_S = 1e-3
 
 @dataclass(frozen=True)
 class BootstrapOptions:
-    """One start-up to measure: total ranks, and parallelism dimensions with sizes (the replicas are the rest)."""
+    """One start-up to measure: total ranks, and sizes of parallelism dimensions (the remaining factor is replicas)."""
 
     ranks: int
     dimensions: tuple[tuple[str, int], ...]

@@ -58,7 +58,7 @@ class RankRecords:
     bootstraps: list[RankRecord] = field(default_factory=list)
 
     def bootstrap(self) -> RankRecord:
-        """Return the bootstrap's figures: the slowest rank's time, and messages and bytes of all ranks and rank 0."""
+        """Return bootstrap figures: the slowest rank's time, and messages and bytes of all ranks and of rank 0."""
         counts = ("messages_sent", "bytes_sent", "connections")
         return {
             "method": self.bootstraps[0]["method"],

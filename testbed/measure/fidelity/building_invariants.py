@@ -234,7 +234,7 @@ def lossless(dropped: int, pauses: int, fullest: str, share: float) -> Finding:
 
 @check("no cycle", "caution")
 def no_pause_circle(circle: Sequence[str]) -> Finding:
-    """Check that links cannot pause each other in a cycle; `circle` names its buildings, the first again at the end."""
+    """Check that links cannot pause each other in a cycle; `circle` has its buildings, the first also at the end."""
     if not circle:
         sentence = "On the paths of least delay, links with pause frames have no cyclic buffer dependency."
         return Finding("none", sentence, ok=True)

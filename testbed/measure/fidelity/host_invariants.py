@@ -12,7 +12,7 @@ from testbed.net.fabric.bridges import NIC
 from testbed.net.links.interfaces import NodeCounts
 from testbed.spec.link_direction import ETHERNET_HEADER_BYTES
 
-STALLED, STALLED_REAL_CLOCK = (0.0, 0.01), (0.05, 0.2)  # shares of a step: caution and untrusted above
+STALLED, STALLED_REAL_CLOCK = (0.0, 0.01), (0.05, 0.2)  # shares of a step above which: caution, untrusted
 CHANGED, CHANGED_S = 0.02, 0.0002
 CHANGED_ROUGHLY, CHANGED_ROUGHLY_S = 0.25, 0.01  # on the real clock, and if TCP retransmits
 

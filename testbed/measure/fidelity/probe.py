@@ -189,7 +189,7 @@ def _rate(here: Endpoint, there: Endpoint, asked: Direction, mtu: int) -> tuple[
             if _collect(receiver, stamps, QUIET_S):
                 last = time.monotonic()
     saturated = missing <= DRY * count
-    stamps = stamps[max(head, len(stamps) // 3) :]  # a third, as the burst affects more of a short blast
+    stamps = stamps[max(head, len(stamps) // 3) :]  # a third: in a short blast the burst affects more
     if len(stamps) < 2 or stamps[-1] <= stamps[0]:
         return float("nan"), saturated, 0.0, False
     took_s = (stamps[-1] - stamps[0]) / 1e9

@@ -58,7 +58,7 @@ class CollectiveArrays:
             self.use_rows(uneven_rows(size, part))
 
     def use_rows(self, rows: Sequence[Sequence[int]]) -> None:
-        """Set the elements from each rank (row) to each other of an all_to_all_v; none exceeds the maximum part."""
+        """Set the elements that each rank (row) sends to each other in an all_to_all_v, at most the maximum part."""
         self.rows = rows
         self.input = self._most[: sum(rows[self.rank])]
 

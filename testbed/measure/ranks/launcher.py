@@ -236,7 +236,7 @@ class Launcher:
                     self._on_step(event["index"])
 
     def _on_end(self, event: dict[str, Any]) -> None:
-        """Record when a rank reports the end of a step, and pass that on once all ranks of this launcher have."""
+        """Record when a rank reports a step's end; forward the event once all ranks of this launcher have done so."""
         index, of = event["index"], event["of"]
         heard_s = self.ended_steps.setdefault(index, {})
         heard_s[event["rank"]] = time.monotonic()

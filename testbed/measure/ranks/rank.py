@@ -229,7 +229,7 @@ class Rank:
         return start_ns / 1e9
 
     def _wait_until(self, start_s: float) -> None:
-        """Wait until the start; under the virtual clock to the nanosecond, as waits on sockets have microseconds.
+        """Wait until the start, exact to the nanosecond under the virtual clock (waits on sockets are coarser).
 
         The flight recorder records the wait, since a waiting rank does not compute.
         """

@@ -201,7 +201,7 @@ def read_json(path: Path) -> JsonObject:
 
 
 def read_model(path: Path, model: type[Model], hint: str = "") -> Model:
-    """Read a JSON file as a model, or raise BadResult naming the first wrong field; `hint` follows a missing file."""
+    """Read a JSON file as a model, or raise BadResult with the first wrong field; `hint` is for missing files."""
     text = read_text(path, hint)
     try:
         return model.model_validate(json.loads(text))

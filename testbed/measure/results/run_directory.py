@@ -175,7 +175,7 @@ def _sysctl(key: str) -> str | None:
 
 
 class BadResult(BadInput, ValueError):
-    """A result file is missing, damaged or of another version; the message names file, field or line, and value."""
+    """The error for a missing, damaged or incompatible result file; it names file, field or line, and value."""
 
 
 class RunExists(BadInput, FileExistsError):
@@ -183,4 +183,4 @@ class RunExists(BadInput, FileExistsError):
 
 
 class NotWritable(BadInput, PermissionError):
-    """A directory cannot be made or written; the message says where, why, and which option selects another place."""
+    """The error for a directory that cannot be written; it names the path, the cause and the option to change it."""

@@ -30,7 +30,7 @@ def library_name() -> str:
 
 
 def compile_library(target: Path) -> None:
-    """Compile the sources into a shared library. Raises OSError, SubprocessError."""
+    """Compile the sources into a shared library; raise OSError or SubprocessError on failure."""
     compiler = next((path for path in map(shutil.which, COMPILERS) if path), None)
     if compiler is None:
         raise FileNotFoundError("none")
