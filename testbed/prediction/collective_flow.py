@@ -107,7 +107,7 @@ class FlowBuilder:
         return CollectiveFlow(most, shares, max(0.0, alone.seconds - busy_s), alone.burst_bytes)
 
     def _paths(self, pairs: Mapping[Ends, int], dscp: int) -> Iterator[tuple[Path, float]]:
-        """Yield every path of the pairs with its bytes; several paths of a pair share in proportion to their rates."""
+        """Yield every path of the pairs with its bytes; a pair's paths share bytes in proportion to their rates."""
         taken = {ends: self.network.paths_of(ends, dscp) for ends in pairs}
         rates: Iterator[float] = iter(())
         if any(len(paths) > 1 for paths in taken.values()):

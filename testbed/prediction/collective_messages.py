@@ -183,7 +183,7 @@ class CollectiveDriver(Messaging):
         over()
 
     def exchange(self, call: Call, rows: list[list[int]], how: RowsAlgorithm) -> Events:
-        """Run an all_to_all_v like `algorithms.all_to_all_v`: each pair's count, directly followed by the elements."""
+        """Run an all_to_all_v as in `algorithms.all_to_all_v`: each pair's count directly precedes its elements."""
         size = len(call.members)
         strands = min(how.concurrency, size - 1)
         yield [

@@ -28,7 +28,7 @@ Action = Callable[[], None]
 
 
 class _Transfer(NamedTuple):
-    """What a connection has to send over these paths. follows: it starts as earlier parts arrive."""
+    """The data of a connection over these paths; `follows` is true if it starts as earlier parts arrive."""
 
     key: object
     ends: Ends

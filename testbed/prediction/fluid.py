@@ -183,7 +183,7 @@ class Fluid:
         self.busy = library().fluid_busy(flows)
 
     def fair_rates(self, paths: Sequence[PartShares]) -> list[float]:
-        """Return the max-min fair rates in bytes per second of these paths alone, on a network not used before."""
+        """Return the max-min fair rates of these paths alone, in bytes per second, on a so far unused network."""
         self._connect(None, paths)
         rates = array("d", bytes(8 * len(paths)))
         library().fluid_fair_rates(self._flows, _address(rates))

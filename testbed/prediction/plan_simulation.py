@@ -189,7 +189,7 @@ class PlanSimulation(CollectiveDriver):
             self._communicate(rank, operation, on_done)
 
     def _run_chain(self, rank: int, first: int, duration_s: float) -> None:
-        """Advance through a chain of timed operations at once: nothing can change when they end."""
+        """Advance through a chain of timed operations at once, since nothing can change when they end."""
         tracker = self.trackers[rank]
         following, plan = tracker.following, cast("Sequence[Computing | Pause]", tracker.plan)
         started, ended = self.started[rank], self.ended[rank]
@@ -219,7 +219,7 @@ class PlanSimulation(CollectiveDriver):
             self.serving.ended(rank, index)
 
     def _communicate(self, rank: int, operation: Operation, on_done: Callable[[], None]) -> None:
-        """Communicate with launch and completion overhead, which slows down the rank's compute meanwhile."""
+        """Communicate with launch and completion overhead; meanwhile the rank's compute is slowed down."""
         software, computing = self.software, self.computing[rank]
 
         def ended() -> None:
@@ -239,7 +239,7 @@ class PlanSimulation(CollectiveDriver):
             self._exchange_messages(rank, operation, complete)
 
     def _copy_block(self, rank: int, block: Block, on_done: Callable[[], None]) -> None:
-        """Copy a block through memory windows: no control message, no effect on compute."""
+        """Copy a block through memory windows, without a control message or an effect on compute."""
         ends = (rank, block.peer) if block.sends else (block.peer, rank)
         key = ("block", *ends, block.tag)
         if block.sends:
@@ -289,7 +289,7 @@ class PlanSimulation(CollectiveDriver):
         self.fluid.send(flow, [flow.shares], flow.size_bytes, left, flow.burst_bytes)
 
     def _isolated_cost(self, operation: GroupCollective, members: Members, dscp: int) -> Isolated:
-        """Return how long a collective takes, message by message, with nothing else on the network."""
+        """Return a collective's time, simulated message by message, with nothing else on the network."""
         key = isolated_key(self.plan, operation, members, dscp)
         if key not in self.isolated:
             self.isolated[key] = self._isolated(operation, members, dscp)
@@ -297,10 +297,10 @@ class PlanSimulation(CollectiveDriver):
 
     def _isolated(self, operation: GroupCollective, members: Members, dscp: int) -> Isolated:
         plan, software = isolated_plan(self.plan, operation, members, dscp), isolated_software(self.software)
-        # a wait for several messages ends with the latest: the mean delay would make them all equal
+        # a wait for several messages ends with the latest one; the mean delay would make all of them equal
         drawn = [LossDelay(Random(f"{members}/{draw}")) for draw in range(self.isolated_draws)]
         state, took_s, simulations = NO_STATE, [], []
-        # pacing by the delivered rate ramps up within a few runs
+        # pacing based on the delivered rate ramps up within a few runs
         for lateness in drawn or [MEAN] * (PACED if self.network.first_pace else 1):
             one = PlanSimulation(plan, self.network, self.itemsize, software, False, lateness, state=state)
             took_s.append(one.run().step_time_s)
@@ -312,7 +312,7 @@ class PlanSimulation(CollectiveDriver):
         clear_references(simulations)
         return result
 
-    # ---- collectives, by the plans that real ranks have
+    # ---- collectives, from the plans of real ranks
 
     def _number(self, rank: int, operation: GroupCollective) -> Key:
         """Return the key of a rank's next collective in a group; all members get the same key."""
@@ -340,7 +340,7 @@ class PlanSimulation(CollectiveDriver):
 
 
 class RequestDispatcher:
-    """Assigns requests to servers as they arrive and extends the ranks' plans; control messages take no time."""
+    """A dispatcher that assigns arriving requests to servers and extends ranks' plans; its messages take no time."""
 
     def __init__(self, simulation: PlanSimulation, dispatching: Dispatching) -> None:
         self.simulation, self.dispatching = simulation, dispatching

@@ -117,7 +117,7 @@ class TokenParts(ResultModel):
 
 
 class DecodedSteps(ResultModel):
-    """Token times of a shard's steps, in seconds; `predicted_s` has those of one step by the model, if it has any."""
+    """Token times of a shard's steps, in seconds; `predicted_s` has the model's times for one step, if any."""
 
     times_s: tuple[float, ...]
     predicted_s: tuple[float, ...] | None

@@ -1,4 +1,4 @@
-"""Compiler of the C sources of flows and steps. Standard library only: the wheel's build loads it."""
+"""Compiler of the C sources of flows and steps. Standard library only, since the wheel's build loads it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each rank's accelerator, its host's or the workload's, and how much slower it is than the reference."""
+"""Each rank's accelerator (its host's or the workload's), and how much slower it is than the reference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Inference requests that arrive on their own schedule, and nodes of accelerator cards that answer them."""
+"""Inference requests that arrive on an independent schedule, and nodes of accelerator cards that answer them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def inference(request: JobRequest) -> Serving:
 
 
 def _check_kills(scenario: Scenario) -> None:
-    """Check that no killed rank is to return."""
+    """Check that no killed rank is supposed to return."""
     for index, event in enumerate(scenario.events):
         if event.action in KILL_EVENTS and event.for_s is not None:
             expected = "no `for`: a killed server does not return"
