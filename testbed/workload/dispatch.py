@@ -203,7 +203,7 @@ class Dispatcher:
         return again
 
     def lose(self, servers: Sequence[int], now_s: float) -> list[Sending]:
-        """Return the batches sent again because the connection to these servers is lost. Raises NoServerError."""
+        """Return the batches retried because these servers' connections are lost; raise NoServerError if stuck."""
         again = []
         for server in servers:
             self._record_outage(server, now_s)

@@ -78,7 +78,7 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Infeasible:
-    """Why a configuration does not fit. constraint: the violated field. found, expected: as in an error message."""
+    """Why a configuration does not fit: the violated field, and the found and expected values as in messages."""
 
     constraint: str
     found: str

@@ -35,7 +35,7 @@ class Space:
             yield self._with(dict(zip(self.values, chosen, strict=True)))
 
     def where(self, paths: Sequence[str], fits: Callable[[Changes], bool]) -> Iterator[Configuration]:
-        """Yield the combinations whose values at `paths` pass `fits`, which is called once per combination of those."""
+        """Yield combinations whose values at `paths` pass `fits`, which is called once per combination of values."""
         some = {path: values for path, values in self.values.items() if path in paths}
         rest = Space({path: values for path, values in self.values.items() if path not in some}, {})
         for one in Space(some, self.base):

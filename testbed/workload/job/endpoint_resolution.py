@@ -72,7 +72,7 @@ def loopback_endpoints(ranks: int) -> Iterator[list[RankEndpoint]]:
 
 
 def options_of(spec: TransportSpec, scale: Scale) -> dict[str, Any]:
-    """Return the emulated options of a transport: its own keys of `transport`, and `options`. Raises PluginError."""
+    """Return a transport's emulated options: its own keys of `transport`, and `options`; may raise PluginError."""
     kind = TRANSPORTS.find(spec.kind)
     with attribute_errors(f"transport {spec.kind}", source_file(kind)):
         own = {key: getattr(spec, key) for key in kind.config_keys}

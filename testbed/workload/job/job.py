@@ -299,7 +299,7 @@ def _is_idle(plan: JobPlan) -> bool:
 
 
 def unused_inputs(scenario: Scenario) -> list[str]:
-    """Return what traces and schedule files hold that no variant uses, in words. Raises TraceError, OSError."""
+    """Describe the content of traces and schedule files that no variant uses; may raise TraceError or OSError."""
     own = [scenario] if scenario.variants is None else [scenario.variant(name) for name in scenario.variants]
     return list(dict.fromkeys(item for one in own for item in _unused_of(one.workload)))
 

@@ -199,7 +199,7 @@ class _DecodePlanner:
         self._exchange(f"combine of {name}", "combine", self._back, back)
 
     def _post(self, name: str, buffers: Sequence[Sequence[int]]) -> None:
-        """Add the time to post further buffers, by the rank with the most; all others wait for it anyway."""
+        """Add the time to post further buffers, for the rank with the most; all others wait for it anyway."""
         further = max(
             sum(max(0, count - 1) for target, count in enumerate(own) if target != source)
             for source, own in enumerate(buffers)

@@ -223,7 +223,7 @@ def place_trace(trace: JobTrace, request: JobRequest) -> JobTrace:
 
 
 def ranks_of_trace(scenario: Scenario) -> tuple[int, ...] | None:
-    """Return the trace's rank that each rank of a planned scenario replays; None for no trace, or the same order."""
+    """Return the trace's rank that each rank of a planned scenario replays; None if there is no trace or reordering."""
     if not scenario.workload.is_recorded:
         return None
     request = JobRequest.of(scenario, scenario.topology.resolve(), UNSCALED)
