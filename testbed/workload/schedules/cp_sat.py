@@ -1,4 +1,4 @@
-"""A pipeline's step as a job-shop problem for OR-Tools' CP-SAT: the order with the least makespan, and a lower bound.
+"""A pipeline's step as a job-shop problem for OR-Tools' CP-SAT: the shortest makespan's order, and a lower bound.
 
 Jobs are microbatches; machines are ranks and the links between them. All microbatches are equal, so the k-th forward,
 input gradient and weight gradient of a stage may be assumed to be those of the k-th microbatch without loss of

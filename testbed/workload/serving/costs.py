@@ -1,4 +1,4 @@
-"""Time and memory of an accelerator card for requests: a roofline of arithmetic and memory. Real seconds and bytes."""
+"""Time and memory of an accelerator card for requests: a roofline of arithmetic and memory, in real figures."""
 
 from __future__ import annotations
 

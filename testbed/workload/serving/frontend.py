@@ -191,24 +191,24 @@ class ServingModel(ABC):
 
     def __init__(self, spec: InferenceSpec, card: Card) -> None:
         self.spec, self.card = spec, card
-        self.turns: Counter[int] = Counter()  # by a node's host
+        self.turns: Counter[int] = Counter()  # by host of a node
 
     @abstractmethod
     def serve(self, plan: BatchPlanner, gap_s: float) -> list[Mark]:
-        """Plan a batch that is closed `gap_s` after the one before; return the arrivals of the answer's parts."""
+        """Plan a batch that is closed `gap_s` after the previous one; return the arrivals of the answer's parts."""
 
     def take_turn(self, node: Node) -> int:
-        """Return the number of a batch on its node, from which the card follows that serves it."""
+        """Return the number of a batch on its node, which determines the card that serves it."""
         self.turns[node.host] += 1
         return self.turns[node.host] - 1
 
     def check_memory(self, needed_bytes: float, what: str = "") -> None:
-        """Raise ServingProblem where a card's memory is too small."""
+        """Raise ServingProblem if a card's memory is too small."""
         if needed_bytes > self.card.memory_bytes:
             found = f"{self.spec.partition}, which needs {format_size(round(needed_bytes))}{what} on a card"
             expected = f"at most {format_size(round(self.card.memory_bytes))}, a card's memory"
             raise ServingProblem("partition", found, expected)
 
     def path(self, node: Node, source: int, target: int) -> list[int]:
-        """Return the ranks on the way from one of a node's cards to another, by the host where it relays."""
+        """Return the ranks on the path from one of a node's cards to another, which includes a relaying host."""
         return [source, *([node.host] if self.spec.gather == HOST else []), target]
