@@ -158,7 +158,7 @@ def watch(
 
 @contextlib.contextmanager
 def shown(folder: Path, asked: bool, console: Console) -> Iterator[None]:
-    """Serve the page of the run in `folder` during the block, if `asked`.
+    """Serve the page of the run in `folder` within the block, if `asked`.
 
     At a terminal the page stays until Ctrl-C after a successful run.
     """
@@ -176,7 +176,7 @@ def shown(folder: Path, asked: bool, console: Console) -> Iterator[None]:
 
 
 def _page(folder: Path, port: int = 0, *, expected: bool = False) -> LivePage:
-    # imported late, as most runs do not need the page
+    # imported late, since most runs do not need the page
     from testbed.show.live.server import LivePage  # noqa: PLC0415
 
     return LivePage(folder, port, expected=expected)

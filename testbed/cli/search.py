@@ -104,7 +104,7 @@ def explore(
             print_summary(confirmed.result, console if as_json else shown)
         if not as_json:
             rows = compared_rows(explored.document, confirmed.result)
-            _print_sentences(describe_results(explored.document, rows), shown)  # now with its certainty
+            _print_sentences(describe_results(explored.document, rows), shown)  # now with certainty
         if (right := confirmed.agreement) is not None and not as_json:
             shown.print(
                 f"Model error: median {right.median_error:.1%}, worst {right.worst_error:.1%}; "
@@ -199,7 +199,7 @@ def _print_search(explored: exploring.Explored, console: Console, *, confirming:
         console.print(f"{count:,} violate {constraint}: for example {one.found}, expected {one.expected}.")
 
 
-MOST_ROWS, MOST_COLUMNS = 40, 8  # on a terminal; files have all of them
+MOST_ROWS, MOST_COLUMNS = 40, 8  # limits on a terminal; files have all rows and columns
 
 
 def sweep(

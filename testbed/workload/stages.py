@@ -177,7 +177,7 @@ class Scores(NamedTuple):
 
     @property
     def parameters(self) -> float:
-        """The number of active parameters with as many multiplications: one forward and two backward each."""
+        """The number of active parameters with the same multiplications: one forward and two backward each."""
         return (self.forward + self.backward) / 3
 
 

@@ -184,7 +184,7 @@ def _connections(data: RunData) -> list[JsonObject]:
 
 
 def _facts(data: RunData) -> list[str]:
-    """Return short facts on the run, from whatever keys the scenario's workload has."""
+    """Return short facts on the run, from the keys that the scenario's workload has."""
     fabric = data.manifest["fabric"]
     buildings = len({host["building"] for host in fabric["hosts"]})
     ranks = max((variant["ranks"] for variant in data.variants), default=0)
@@ -212,7 +212,7 @@ def _control(control: JsonObject) -> str:
 
 
 def _timelines(data: RunData) -> list[JsonObject]:
-    """Return one entry per variant with samples, all on the same time axis so that lengths compare."""
+    """Return one entry per variant with samples, all on the same time axis so that lengths can be compared."""
     shown = []
     for variant in data.variants:
         own = [sample for sample in data.samples if sample.variant == variant["name"]]
@@ -237,7 +237,7 @@ def _timelines(data: RunData) -> list[JsonObject]:
 
 
 def _environment(manifest: JsonObject) -> list[tuple[str, str]]:
-    """Return the manifest's plain values as rows, nested ones by path; the fabric is drawn instead."""
+    """Return the manifest's plain values as rows, with nested ones by path; the fabric is drawn instead."""
     rows: list[tuple[str, str]] = []
 
     def add(name: str, value: Any) -> None:
@@ -258,7 +258,7 @@ def _environment(manifest: JsonObject) -> list[tuple[str, str]]:
 
 
 def _scaled_rates(data: RunData) -> list[tuple[float, float]]:
-    """Return the distinct real WAN rates with the emulated rate of each, in bit/s."""
+    """Return the distinct real WAN rates, each with its emulated rate, in bit/s."""
     emulated = {
         link[direction]["rate_bps"]
         for link in data.manifest["fabric"]["wan"]

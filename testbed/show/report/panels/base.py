@@ -1,4 +1,4 @@
-"""Panel interface, a drawing of a run or of one of its variants, and the panels added to a report."""
+"""The panel interface (a drawing of a run or of one of its variants), and the panels added to a report."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Panel(ABC):
     @staticmethod
     @abstractmethod
     def draw(run: RunData, variant: JsonObject) -> Markup | None:
-        """Return an SVG image, such as `testbed.show.report.svg.Drawing` makes; None if the run lacks its records."""
+        """Return an SVG image, such as a `testbed.show.report.svg.Drawing`; None if the run lacks the records."""
 
     @classmethod
     def image(cls, name: str, run: RunData, variant: JsonObject) -> ET.Element | None:
@@ -47,7 +47,7 @@ class Panel(ABC):
 
     @classmethod
     def document(cls, name: str, folder: Path, variant: JsonObject) -> str:
-        """Return the image of a run directory as an SVG document. Raises BadInput, BadResult, PluginError."""
+        """Return the image of a run directory as an SVG document; may raise BadInput, BadResult or PluginError."""
         image = cls.image(name, load_run(folder), variant)
         if image is None:
             raise BadInput(where="figure", got=repr(name), expected="one that the run has records for")

@@ -80,7 +80,7 @@ def _list_of(scalar: str) -> str:
 
 
 def _values() -> str:
-    """Return the fields of the current form's attributes: from number 3 on, alternately a scalar and a list of it."""
+    """Return the fields of the current form's attributes: from number 3 on, alternately a scalar and its list type."""
     pairs = ((f"{one}_val {one}", f"{one}_list {_list_of(one)}") for one in _SCALARS)
     return "; ".join(f"{field} {number}" for number, field in enumerate((f for p in pairs for f in p), 3))
 
