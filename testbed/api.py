@@ -89,7 +89,7 @@ def run(
 
     Args:
         scenario: From `load`, or what `load` takes.
-        clock: "virtual" is exact and does not need root, which notebooks rarely have. "real" is this machine's clock
+        clock: "virtual" is exact and does not need root, which notebooks seldom have. "real" is this machine's clock
             and needs root; it is the default of the command `testbed run`, since it needs no kernel build.
         jobs: Virtual clock: guests to run at once; None: one per core, as memory allows.
         memory: Memory limit of each guest, such as "9 GiB"; None: the expected need of the job.

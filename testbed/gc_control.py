@@ -11,7 +11,7 @@ INFREQUENT_THRESHOLD = 500_000  # new objects before a collection; the default i
 
 @contextmanager
 def gc_disabled() -> Iterator[None]:
-    """Disable the collector while all new objects stay alive: scanning some 10,000 takes a third of the time."""
+    """Disable the collector while all new objects stay alive; scanning about 10,000 takes a third of the time."""
     collects = gc.isenabled()
     gc.disable()
     try:

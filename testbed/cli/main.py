@@ -172,7 +172,7 @@ def _status_of(error: BaseException, console: Console) -> int | None:
     return None
 
 
-REDELIVERY_DELAY_S = 0.1  # a busy host takes tens of milliseconds to start the thread that delivers the signal
+REDELIVERY_DELAY_S = 0.1  # a busy host takes tens of milliseconds to start the delivering thread
 # The CPython functions that take the lock without a `with`; other implementations may not have them.
 _LOCK = "_waitpid_lock"
 _LOCK_TAKERS: list[CodeType] = [

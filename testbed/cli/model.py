@@ -193,7 +193,7 @@ def predict(
     """Predict a scenario's step times with a model of its network; nothing is built or sent.
 
     The model covers paths under the policy, fair sharing, latency, the effect of loss on connections, software cost per
-    message, and the traffic of each collective. It does not cover full queues, but reports which are short; nor events,
+    message, and the traffic of each collective. It does not cover full queues (but it reports short ones), events,
     background traffic, or your own protocols.
     """
     began_s = time.perf_counter()
@@ -256,8 +256,8 @@ def calibrate(
     """Calibrate the step model: run probes on the emulated network and fit the model to them.
 
     The result is stored per clock and used by run, predict and explore. It covers the effect of loss under each
-    congestion control, the cost of other kinds of loss recovery, and, with the real clock, software cost per message
-    and byte. Takes some minutes.
+    congestion control, the cost of other kinds of loss recovery, and, on the real clock, software cost per message and
+    byte. It takes a few minutes.
     """
     folder = output if output is not None else default_path(f"calibration-{clock}")
     with show_progress(Console(stderr=True, highlight=False)) as listener:

@@ -146,7 +146,7 @@ def watch(
     ],
     port: PortOption = 0,
 ) -> None:
-    """Show a run in the browser: network, timeline and step times, while it goes on or afterwards.
+    """Show a run in the browser, during or after it: network, timeline and step times.
 
     The page is only served on this machine's loopback, at an address with a token. Ctrl-C ends it; the run continues.
     """

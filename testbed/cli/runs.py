@@ -188,7 +188,7 @@ def prune(
     ] = False,
     dry: Annotated[bool, typer.Option("--dry-run", help="Only print what would be removed.")] = False,
 ) -> None:
-    """Remove old runs, sweeps and searches, or with --left those that failed or were killed. Never active ones."""
+    """Remove old runs, sweeps and searches, or with --left, failed and killed ones; active ones are never removed."""
     if keep is None and older_than is None and not left:
         expected = "--keep N, --older-than AGE or --left"
         raise option_error("runs prune", "no criterion", expected)
@@ -262,7 +262,8 @@ def diagnose(
 ) -> None:
     """Find the culprit of a run that hangs, failed or is slow: the rank, host, card, link or switch.
 
-    Reads flight recorder dumps of all ranks, from this project or PyTorch; writes `diagnosis.html` into their folder.
+    The command reads flight recorder dumps of all ranks, from this project or PyTorch, and writes `diagnosis.html` into
+    their folder.
     """
     try:
         clock_error_s = None if clock_error is None else parse_duration(clock_error)

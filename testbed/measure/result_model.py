@@ -42,7 +42,7 @@ class Column(Generic[Row]):
         heading, unit: The two lines above the cells.
         width: Minimum width; cells are right-aligned.
         text: Returns a row's cell.
-        meaning: What the column shows, for the reference page.
+        meaning: Description of the column, for the reference page.
         key: The row's attribute that JSON has in addition to the row's fields, if the column shows one.
     """
 

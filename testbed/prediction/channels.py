@@ -160,8 +160,8 @@ class SlowStartRamp:
     """The initial pacing of a congestion control that paces by the delivered rate.
 
     It sends at `gain` times `packets`, the maximum number of packets delivered in one round trip, up to `rate`, the
-    path's rate in packets per second. This is slow on a long path with little to send: a message takes a third of a
-    round trip to leave, whatever its size. BBR starts at 2.89 initial windows per round trip.
+    path's rate in packets per second. This is slow on a long path with little to send: a message of any size takes a
+    third of a round trip to leave. BBR starts at 2.89 initial windows per round trip.
     """
 
     gain: float

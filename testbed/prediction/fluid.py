@@ -24,7 +24,7 @@ from testbed.prediction.events import EventQueue
 from testbed.spec.link_direction import QueueClass
 
 AT_ONCE = (
-    2.25  # rate relative to the slowest part above which a message is in that part's queue before most of it has left
+    2.25  # rate relative to the slowest part; above it, that part's queue has a message before most has left
 )
 NO_TURN = -1
 

@@ -197,7 +197,7 @@ class Messaging(EventQueue):
         def transmit() -> None:
             self._transmit(ends, size_bytes, dscp, deliver, accepted, worked=False)
 
-        if self.network.is_written(ends, size_bytes):  # the sender first asks for the address
+        if self.network.is_written(ends, size_bytes):  # the sender first requests the address
             self.call_later(self._request_s(ends, dscp), transmit)
         else:
             transmit()

@@ -32,7 +32,7 @@ from testbed.workload.job.job import Job, job_of
 DRAWS = 9
 MORE = 4  # factor by which the number of draws may grow
 MAX_DRAWN_MESSAGES = 1_000  # messages per step up to which several steps are simulated, each several times
-MAX_MESSAGES = 10_000  # messages per step up to which it is simulated message by message, which takes about a second
+MAX_MESSAGES = 10_000  # messages per step up to which it is simulated message by message, in about a second
 # A simulated packet takes about ten microseconds. Steps are added up to the usual number of packets; one step with its
 # warm-up may have the maximum. The last limit is the number of messages in a step that is simulated packet by packet.
 USUAL_PACKETS, MAX_PACKETS, MOST_PACKETS_MESSAGES = 400_000, 600_000, 50_000
@@ -54,7 +54,7 @@ def predict_step(
 
     Args:
         job: The job to predict.
-        algorithm: For collectives that name none.
+        algorithm: Algorithm of collectives that do not name one.
         calibration: Calibration of the emulator; None for that of the virtual clock.
         draws: Maximum number of steps with different losses if links lose packets; the step closest to their mean is
             returned. With 0, lost messages are late by the mean delay.
@@ -187,9 +187,9 @@ def predict_tail_s(job: Job, algorithm: str, step_s: float, calibration: Calibra
 
     Args:
         job: The job to predict.
-        algorithm: For collectives that name none.
+        algorithm: Algorithm of collectives that do not name one.
         step_s: Result of `predict_step`, which is a lower bound on the result.
-        calibration: Of the emulator.
+        calibration: Calibration of the emulator.
 
     Returns:
         The percentile, or None if some losses enter only as a mean (folded collectives), which says nothing about a
@@ -255,7 +255,7 @@ def predict_variants(
 
     Args:
         scenario: The scenario, which may have variants.
-        calibration: Of the emulator.
+        calibration: Calibration of the emulator.
         scale: Scale of the emulated network.
         packets: Maximum number of packets to simulate individually.
 

@@ -137,7 +137,7 @@ def break_down_step(plan: JobPlan, spans: Spans, buildings: Sequence[int]) -> Ti
         computing = [
             number for number, operation in enumerate(operations) if isinstance(operation, Computing)
         ]
-        for index in sorted(computing, key=lambda number: spans[rank][number]):  # operations may be on several streams
+        for index in sorted(computing, key=lambda number: spans[rank][number]):  # may be on several streams
             begun_s, end_s = spans[rank][index]
             needed = [number for number in needs[index] if operations[number].stream != COMPUTE]
             bubble_s += _attribute(exposed, times, rank, needed, free_s, begun_s)

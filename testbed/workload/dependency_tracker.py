@@ -81,7 +81,7 @@ class DependencyTracker:
     Attributes:
         plan: The rank's operations.
         order: Dependencies among them, as far as already known.
-        ready: Indices of operations that may start; the caller removes what it starts.
+        ready: Indices of operations that may start; the caller removes those that it starts.
         open: Number of operations that are not done.
     """
 
@@ -147,7 +147,7 @@ class DependencyTracker:
         self.ready.append(following)
 
     def done(self, index: int) -> None:
-        """Mark an operation as done and add what it unblocks to `ready`."""
+        """Mark an operation as done and add the operations that it unblocks to `ready`."""
         self.open -= 1
         self._done.add(index)
         if self._queues:

@@ -39,7 +39,7 @@ class Server:
 
 @dataclass(frozen=True)
 class DispatchRules:
-    """How a server is chosen.
+    """The rules by which a server is chosen.
 
     Attributes:
         policy: LEAST_OUTSTANDING, TWO_CHOICES, RANDOM or TURNS.
@@ -261,7 +261,7 @@ class Dispatching:
     """The inputs of a dispatcher, and the operations for each batch that it may dispatch.
 
     Attributes:
-        rules: How a server is chosen.
+        rules: Rules by which a server is chosen.
         entry: Rank that makes the decisions.
         nodes: Ranks of each node, with the host's rank first.
         names: Names of the nodes' hosts.

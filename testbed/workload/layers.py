@@ -59,7 +59,7 @@ class LayerPlanner(ComputePlanner):
         # by group, collective and size: one operation; others differ from it only in name and dependencies
         self._collectives: dict[tuple[str, str, float], GroupCollective] = {}
         self.gathered: set[int] = set()  # stages whose parameters are gathered for the rest of the step
-        self._compute_only: dict[int, bool] = {}  # by stage, whether it has no traffic except that of gradients
+        self._compute_only: dict[int, bool] = {}  # by stage, whether only gradients are sent
         self._bucket, self._inner_bucket, self._bucket_after = 0.0, 0.0, 0
         self._replicated_bytes = 0.0  # bytes of gradients of parameters that replicas share
         completing = (Kind.FULL_BACKWARD, Kind.BACKWARD_WEIGHT)

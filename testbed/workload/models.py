@@ -110,7 +110,7 @@ def score_products(model: str | ModelSpec) -> int:
 
 
 def experts_per_token(model: str | ModelSpec) -> int:
-    """Return the number of routed experts that a token uses; 0 where there are none."""
+    """Return the number of routed experts that a token uses; 0 if there are none."""
     return dimensions(model).experts_per_token
 
 

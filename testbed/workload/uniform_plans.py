@@ -217,7 +217,7 @@ def _numel(workload: WorkloadSpec, scale: Scale, size_bytes: int, parts: int = 1
 def _exchange_operations(
     spec: ExchangeSpec, peer: int, numel: int, scale: Scale, last: tuple[int, ...], leads: bool
 ) -> list[Operation]:
-    """Return one rank's part of an exchange: send elements, compute, and return as many, one message at a time.
+    """Return one rank's part of an exchange: send, compute, and send the same amount back, one message at a time.
 
     This is the traffic of a pipeline with two stages, between ranks of the first building and of the last one. Other
     messages start at once.

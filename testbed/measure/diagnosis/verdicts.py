@@ -42,7 +42,7 @@ class Verdict:
         reason: Why this is considered the fault.
         felt_by: Number of ranks that wait because of it, directly or indirectly.
         evidence: Observations, as lines of text.
-        look_at: What to check.
+        look_at: Things to check.
         pairs: The (sender, receiver) pairs that a fault of the network explains.
     """
 
@@ -77,7 +77,7 @@ class Diagnosis:
 
     Attributes:
         verdicts: The most likely one first; empty for a healthy run.
-        naive: What one would conclude without comparing dumps.
+        naive: The conclusion that one would draw without comparing dumps.
         first_incomplete: The first operation that is not complete; "" if there is none.
         ranks: Number of dumps.
         missing: Ranks without a dump, as far as the known groups show.

@@ -148,7 +148,7 @@ class IsolatedBaseline:
     def _through_slots(self, step: RingStep, piece_bytes: float) -> RingStep:
         """Add the time that each message waits for slots, if their window is below the bandwidth-delay product."""
         slots, software = self.software.slots, self.software
-        windows = (math.ceil(piece_bytes / slots.chunk_bytes) - 1) // slots.count  # windows that a message waits for
+        windows = (math.ceil(piece_bytes / slots.chunk_bytes) - 1) // slots.count  # that are waited for
         if not self._copies or not windows:
             return step
         each_s = software.message_s + software.handover_s + slots.chunk_bytes * software.byte_s

@@ -1,4 +1,4 @@
-"""The choice of what a run is built on: link engine, datapath, policy, scale, guests, network."""
+"""The choice of a run's basis: link engine, datapath, policy, scale, guests, network."""
 
 from __future__ import annotations
 

@@ -236,7 +236,7 @@ def torch_environment(
 
     Args:
         options: Options of the backend.
-        endpoints: Endpoints of the ranks, with ports of their own.
+        endpoints: Endpoints of the ranks, with ports that the programs do not use.
         topology: The emulated topology; None on loopback.
         scale: The scale in force.
         seed: Seed of the run.

@@ -58,7 +58,7 @@ def progress_text(parts: Sequence[PartProgress]) -> str:
 
 def time_left_text(elapsed_s: float, parts: Sequence[PartProgress]) -> str:
     """Return a text such as "about 40 s left", extrapolated from the steps so far; empty while nothing is known."""
-    current = [part for part in parts if part.clock_s > 0 or not part.finished]  # the others ended before this run
+    current = [part for part in parts if part.clock_s > 0 or not part.finished]  # the others ended earlier
     done = sum(part.total if part.finished else part.done for part in current)
     total = max((part.total for part in current), default=0) * len(current)
     if not done or done >= total:

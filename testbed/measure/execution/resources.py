@@ -28,7 +28,7 @@ MIB, GIB = 1 << 20, 1 << 30
 BOOT_S, RANK_S = 3.8, 0.04
 MESSAGE_S, BYTE_S = 0.22e-3, 3.0e-9
 PACKET_S = 0.65e-3  # per packet that ranks send and acknowledge themselves, in addition to its bytes
-TWICE_AS_DEAR_RANKS = 256  # number of ranks at which a message or a byte costs twice as much as with few ranks
+TWICE_AS_DEAR_RANKS = 256  # number of ranks at which a message or byte costs twice as much as with few
 # memory
 SYSTEM_BYTES, PROCESS_BYTES = 295 << 20, 6 << 20
 PAGE_TABLE_SHARE = 1 / 64  # share of the guest's memory limit that its kernel's page structures take

@@ -41,7 +41,7 @@ class Stall:
 class StallWatch:
     """A detector of stalled steps.
 
-    A step is stalled if two conditions hold. It lasts LEAST_TIMES the median of its variant, and together with the
+    A step is stalled if two conditions are met. It lasts LEAST_TIMES the median of its variant, and together with the
     stalled steps right before it has lost `least_s` in total. It is reported MOST_LOOKS times, `least_s` / 2 apart,
     unless `settled` is set. The first step of a variant has no usual duration, so only timeouts end it.
     """

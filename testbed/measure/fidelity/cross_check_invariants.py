@@ -17,7 +17,7 @@ ROUNDING_S = 1e-6
 EXACT_S = 1e-4  # under the virtual clock, a launcher learns of a step's end without delay
 TICKS_S = 2e-3  # two ticks of the guest's kernel, the resolution of its time stamp of the last received data
 LATE_S, LATE_SHARE = 0.05, 0.1  # on the real clock: seconds, or share of a step, whichever is longer
-EXTRA_SHARE, EXTRA_BYTES = 0.05, 1 << 16  # headers and the agreement on the next start, in addition to payload
+EXTRA_SHARE, EXTRA_BYTES = 0.05, 1 << 16  # headers and the next start's agreement, besides payload
 WITHIN_EXACT = f"within {EXACT_S * 1e3:g} ms"
 WITHIN_REAL_CLOCK = f"within {LATE_S * 1e3:g} ms, or {LATE_SHARE:.0%} of a step"
 

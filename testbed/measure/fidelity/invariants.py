@@ -120,7 +120,7 @@ def cpu_headroom(window: MonitorWindow) -> Finding:
     exempt="Other programs on this host slow down the run, but not its clock.",
 )
 def foreign_load(window: MonitorWindow) -> Finding:
-    """Check how much of the CPU time that the run leaves free other programs use.
+    """Check how much of the CPU time that the run leaves free is used by other programs.
 
     Their share of the total time says little: 10 % is harmless on an idle host, but a lot on a nearly full one.
     """

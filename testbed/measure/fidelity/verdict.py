@@ -23,7 +23,7 @@ _UNITS: dict[str, Callable[[float], str]] = {
 
 
 class Invariant(ResultModel):
-    """An invariant: something that must hold for the figures to be meaningful."""
+    """An invariant: a condition that must be true for the figures to be meaningful."""
 
     name: str = Field(description="One of the [checks](#checks).")
     bound: str = Field(description="What is allowed.")
@@ -42,7 +42,7 @@ class Verdict(ResultModel):
 
     @property
     def failed(self) -> tuple[Invariant, ...]:
-        """The invariants that did not hold."""
+        """The invariants that are violated."""
         return tuple(entry for entry in self.invariants if entry.ok is False)
 
 
@@ -62,7 +62,7 @@ class Finding:
     """The outcome of a check: the measured value as text with its unit, and one sentence for the reader.
 
     `ok` is None if the check does not apply. With a `value`, `ok` and the severity follow from the check's limits.
-    `severity`, `bound` and `limits` replace those of the check's declaration where they depend on the run.
+    `severity`, `bound` and `limits` replace those of the check's declaration if they depend on the run.
     """
 
     measured: str

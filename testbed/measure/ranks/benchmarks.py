@@ -109,7 +109,7 @@ class BenchRank:
 
 
 FIRST_PORT = 20_000
-PORTS_EACH = 2  # per rank and kind of group: one for connections, and one for the bootstrap at the group's rank 0
+PORTS_EACH = 2  # per rank and kind of group: one for connections, one for the bootstrap at its rank 0
 
 
 @dataclass(frozen=True)

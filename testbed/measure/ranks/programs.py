@@ -91,7 +91,7 @@ class Programs:
                 self._stop()
 
     def environment_of(self, endpoint: RankEndpoint) -> dict[str, str]:
-        """Return the environment variables that tell a rank's process about the job."""
+        """Return the environment variables that describe the job to a rank's process."""
         here = endpoint.namespace_pid == THIS_NAMESPACE
         interface = "lo" if here else HOST_INTERFACE
         size = len(self.endpoints)

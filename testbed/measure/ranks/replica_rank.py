@@ -17,7 +17,7 @@ from testbed.workload.job.endpoints import JoinedRank, join_job
 from testbed.workload.job.launch_spec import JobSpec
 from testbed.workload.plan import GroupCollective
 
-REASON_S = 5.0  # time for the coordinator to report a failure's cause, after it should have detected the failure
+REASON_S = 5.0  # time for the coordinator to report a failure's cause, after it should have detected it
 
 
 class ReplicaRank(Rank):
@@ -36,7 +36,7 @@ class ReplicaRank(Rank):
         assert job.replication is not None
         self.replication = job.replication
         self.line = line
-        self._given_bytes = self._checkpoint_bytes = 0  # counts up to the last record, including bytes between steps
+        self._given_bytes = self._checkpoint_bytes = 0  # up to the last record, including bytes between steps
 
     def run(self) -> None:
         """Connect and run all steps in which the replica takes part.

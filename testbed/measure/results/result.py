@@ -1,6 +1,6 @@
 """Typed models of `summary.json`, used to write and to read it; `testbed schema result` prints their JSON Schema.
 
-All figures are in real units (seconds, bytes, bits per second), whatever scale the run was measured at.
+All figures are in real units (seconds, bytes, bits per second), regardless of the scale of the run.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from typing import ClassVar
 from testbed.net.paths.congestion import Growth
 from testbed.net.paths.congestion.linux_tcp import INITIAL_WINDOW_PACKETS, WindowUse, window_after_loss
 
-PACE_SHARE = 1024  # the NIC's queue may hold 1/1024 s of a connection's data at its pacing rate (`sk_pacing_shift`)
+PACE_SHARE = 1024  # the NIC may queue 1/1024 s of a connection's data at its pacing rate (`sk_pacing_shift`)
 
 
 @dataclass(slots=True)
@@ -73,7 +73,7 @@ class Control(ABC):
     def on_window_use(self, full: bool, out: int, unacknowledged: int, next_byte: int) -> None:  # noqa: B027
         """Record that all permitted data has been sent; `full` is true if the window limits sending."""
 
-    def on_rtt_sample(  # noqa: B027 - most look at it when they hear the rest
+    def on_rtt_sample(  # noqa: B027 - most use it only with the rest
         self, now_s: float, latest_s: float, unacknowledged: int, next_byte: int, pace: Callable[[], float]
     ) -> None:
         """Record a round-trip sample; `pace` returns Linux's pacing rate."""
@@ -86,7 +86,7 @@ class Control(ABC):
     def enter_recovery(self, sent: int, *, after_timeout: bool) -> None:
         """Start recovery; `sent` counts transmitted packets, `after_timeout` is set for losses sent after a timeout."""
 
-    def exit_recovery(self) -> None:  # noqa: B027 - most say so themselves
+    def exit_recovery(self) -> None:  # noqa: B027 - most end it themselves
         """End recovery."""
 
     @abstractmethod
@@ -97,7 +97,7 @@ class Control(ABC):
     def on_timeout(self, in_flight: int, *, is_new_episode: bool) -> None:
         """React to a retransmission timeout; `is_new_episode` is true if it starts a new loss episode."""
 
-    def undo(self) -> None:  # noqa: B027 - most go by other things
+    def undo(self) -> None:  # noqa: B027 - most do not need it
         """Undo the last timeout, which was spurious."""
 
     @abstractmethod

@@ -2,8 +2,7 @@
 
 It follows RFC 8985 for loss detection (RACK, in `Scoreboard`) and tail loss probes, and RFC 6298 for the retransmission
 timer, with a minimum of 200 ms. Linux differs in three points: timers have jiffy resolution, a loss that fewer than
-three packets indicate waits for a jiffy, and data waits while the NIC has enough queued (TCP small queues,
-autocorking).
+three packets indicate waits for a jiffy, and data waits while the NIC has enough (TCP small queues, autocorking).
 """
 
 from __future__ import annotations
@@ -105,8 +104,7 @@ class Sender:
     def send(self, size_bytes: float, accepted: Event, on_sent: Action, on_arrival: Action) -> None:
         """Send a message.
 
-        `accepted` happens when the buffer has the whole message. `on_sent` is called when it has been sent, and
-        `on_arrival` when it arrives.
+        `accepted` happens when the buffer has it all; `on_sent` and `on_arrival` are called at these times.
         """
         scoreboard = self._scoreboard
         if (
@@ -358,7 +356,7 @@ class Sender:
         lost, _ = self._find_lost()
         if lost and self._state != RECOVERY:
             self._change_state(lost)
-            if not self._paces:  # other controls learn of it from the next acknowledgement (`tcp_rack_reo_timeout`)
+            if not self._paces:  # others learn of it from the next acknowledgement (`tcp_rack_reo_timeout`)
                 self._report_ack(1, scoreboard.in_flight, lost, -1.0, False)
         self._timer.set(self._round_trip.timeout_s, self._time_out)
         self.push()

@@ -75,7 +75,7 @@ def _baselines(values: Values, given: Mapping[str, Entry]) -> Iterator[Baseline]
 def _singles(
     values: Values, given: Mapping[str, Entry], dimensions: Mapping[str, tuple[str, ...]]
 ) -> Iterator[Baseline]:
-    """Yield spaces that vary one dimension of the first baseline, then spaces that also vary what it tunes."""
+    """Yield spaces that vary one dimension of the first baseline, then spaces that also vary its tuned paths."""
     for entry in list(given.values())[:1]:
         chosen = tuned_space(entry, values)
         for dimension, beginnings in dimensions.items():

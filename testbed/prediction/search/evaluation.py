@@ -106,7 +106,7 @@ def check_modelled(scenario: Scenario) -> None:
     changed = [scenario.changed({path: value}, path) for path, values in kinds.items() for value in values]
     asked = dict.fromkeys(what for one in (scenario, *changed) for what in unmodelled(one))
     if scenario.workload.is_recorded:
-        job_of(scenario, Scale())  # checks that the trace has this scenario's ranks, and that all are of one job
+        job_of(scenario, Scale())  # checks that the trace has this scenario's ranks, all of one job
     if asked:
         expected = "a step that the model knows, as nothing else compares configurations"
         raise ConfigError([Problem(scenario.name, None, "explore", what, expected) for what in asked])

@@ -99,7 +99,7 @@ class ImportedNetwork:
 
     Attributes:
         left_out: Descriptions of content of the file that is not in the topology.
-        assumed: Descriptions of assumptions where the file states no value.
+        assumed: Descriptions of assumptions made because the file states no value.
         labels: The file's label of each building, if different from its name; set by `topology`.
     """
 

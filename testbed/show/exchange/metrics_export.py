@@ -301,7 +301,7 @@ def log_to_wandb(folder: Path, output: Path) -> list[Path]:
     the package, BadResult for an invalid run.
     """
     result, manifest = Result.open(folder), Manifest.open(folder)
-    os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # error reporting uses the network even for offline runs
+    os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # it uses the network even for offline runs
     try:
         import wandb  # noqa: PLC0415
     except ImportError:

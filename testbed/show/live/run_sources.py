@@ -79,7 +79,7 @@ class RunFollower:
         return self._parts[part].files() if part < len(self._parts) else []
 
     def offset_s(self, part: int) -> float:
-        """Return the emulated time in these files that is 0 on the page."""
+        """Return the emulated time in these files that corresponds to 0 on the page."""
         return self._parts[part].zero_s or 0.0
 
     def _apply(self, record: Record) -> None:
@@ -209,7 +209,7 @@ class FinishedRun:
         return [self.folder / SAMPLES]
 
     def offset_s(self, part: int) -> float:
-        """Return the emulated time in these files that is 0 on the page."""
+        """Return the emulated time in these files that corresponds to 0 on the page."""
         return self._zero_s
 
 

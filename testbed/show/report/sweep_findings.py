@@ -30,7 +30,7 @@ def describe_sweep(sweep: Sweep) -> list[str]:
 
 
 def _describe_curves(curves: Curves, error: float) -> Iterator[str]:
-    """error: worst relative error of the model here, below which it cannot distinguish figures."""
+    """Describe curves; `error` is the model's worst relative error here, which limits distinctions."""
     axis = curves.axis
     if axis.numbers is None:
         yield from _describe_points(axis, curves.series)
@@ -208,7 +208,7 @@ def _misfits(sweep: Sweep) -> Iterator[str]:
 
 
 def _describe_accuracy(sweep: Sweep) -> str:
-    """Describe what was measured, its verdict, and the model's error."""
+    """Describe the measurements, their verdict, and the model's error."""
     pairs = _measured(sweep)
     if not pairs:
         return "By the model alone; --confirm N measures N of the points on the emulated network."

@@ -213,7 +213,7 @@ def cross_wave(request: ScheduleRequest) -> tuple[Order, ...]:
     Simulation determines how much of a rank's memory the first stage leaves to the second. With long delays, one slot
     is too few: a microbatch on its way back then waits for one on its way forward.
     """
-    max_alive = max(2, round(2 * request.memory * request.ranks))  # a stage is half as large as in other schedules
+    max_alive = max(2, round(2 * request.memory * request.ranks))  # a stage is half as large as elsewhere
     return min(_waves(request, max_alive), key=lambda wave: wave[0])[1]
 
 

@@ -24,7 +24,7 @@ from testbed.workload.serving.frontend import BatchPlanner, Node, ServingModel
 class Generation(ServingModel):
     """A transformer that serves batches on nodes, with separate nodes for `decode` and `experts` if given.
 
-    Raises ServingProblem where a card's memory is too small.
+    ServingProblem is raised if a card's memory is too small.
     """
 
     def __init__(

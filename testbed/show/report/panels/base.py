@@ -38,7 +38,7 @@ class Panel(ABC):
     def image(cls, name: str, run: RunData, variant: JsonObject) -> ET.Element | None:
         """Draw and check that the result is well-formed XML; None if the run lacks the records.
 
-        Raises PluginError.
+        PluginError is raised if a panel fails.
         """
         source = Path(getattr(sys.modules[cls.__module__], "__file__", None) or cls.__module__)
         with attribute_errors(f"panel {name}", source):
@@ -72,7 +72,7 @@ class AddedPanel:
 def added_panels(run: RunData, asked: Sequence[str]) -> list[AddedPanel]:
     """Draw the panels of all installed packages and the requested ones; skip those without records.
 
-    Raises PluginError.
+    PluginError is raised if a panel fails.
     """
     found = []
     for name in dict.fromkeys((*PANELS.installed, *asked)):

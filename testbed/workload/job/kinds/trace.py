@@ -180,7 +180,7 @@ def _minimize_crossing(
     buildings: tuple[str, ...],
     starts: tuple[tuple[int, ...], ...],
 ) -> tuple[int, ...]:
-    """Minimize traffic between buildings, with a cache, since a search asks for every network and policy."""
+    """Minimize traffic between buildings, with a cache, since a search needs it for every network and policy."""
     names = list(dict.fromkeys(buildings))
     return minimize_crossing(dict(pairs), [names.index(name) for name in buildings], starts)
 
