@@ -127,7 +127,7 @@ def probe_scenario(cards: bool = True) -> Scenario:
     return Scenario.model_validate({**_BASE, "variants": variants})
 
 
-# the NIC is no faster than the link, so that the measurement excludes the link's queue
+# the NIC is no faster than the link, so that the link's queue does not affect the measurement
 _CARDS = {
     "transport.kind": "rdma",
     **{f"topology.buildings.{name}.nic.rate": "500 Mbit/s" for name in ("east", "west")},

@@ -182,7 +182,7 @@ class Dispatcher:
         if self.rules.policy in (LEAST_OUTSTANDING, TWO_CHOICES):
             fewest = min(len(self._owed[server]) for server in candidates)
             candidates = [server for server in candidates if len(self._owed[server]) == fewest]
-        # among equals the least recently used, unused ones first in their order
+        # among equals, the least recently used; unused ones come first, in their order
         return min(candidates, key=lambda server: (self._used[server], server))
 
     def answered(self, number: int, now_s: float) -> None:

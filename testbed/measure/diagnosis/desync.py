@@ -218,8 +218,8 @@ def peers_of(graph: Graph) -> dict[int, set[int]]:
 def nonblocking_operations(graph: Graph) -> set[Node]:
     """Return open operations that do not block their ranks, such as receives posted ahead.
 
-    These do not explain why a rank is missing in an operation: a peer with the same program also has them open and has
-    joined that operation.
+    A rank may be missing in an operation that a peer with the same program has joined. Operations that both have open,
+    and that the peer started before that one, do not block.
     """
     found = set()
     for rank, peers in peers_of(graph).items():

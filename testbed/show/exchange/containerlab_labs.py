@@ -186,7 +186,7 @@ class _Lab:
     # --- links
 
     def _links(self) -> Iterator[tuple[End, End]]:
-        """Yield the links between two nodes of the file, in both link formats; report all other links."""
+        """Yield the links between two nodes of the file, in short or extended form; report one-ended links."""
         claimed: dict[End, int] = {}
         links = self.topology.get("links") or []
         if not isinstance(links, list):

@@ -178,7 +178,7 @@ def _dependencies(file: EtFile, number: Mapping[int, int], callers: bool) -> dic
             if before not in nodes:
                 where = f"{file.path}: node {node.id} ({node.name})"
                 raise TraceError(where=where, got=f"data_deps on {before}", expected="a node of the file")
-        # converters drop callers, but their ids remain here
+        # converters drop some callers that ctrl_deps still name
         others = [one for one in node.ctrl_deps if one in nodes] if callers else []
         return list(dict.fromkeys([*node.data_deps, *others]))
 
@@ -197,7 +197,7 @@ def _dependencies(file: EtFile, number: Mapping[int, int], callers: bool) -> dic
 
 
 def _is_own(file: EtFile, items: Sequence[Item]) -> bool:
-    """Return whether streams and order are unchanged since this module wrote the file."""
+    """Return whether this module wrote all nodes, with each dependency still before its dependent."""
     return all(own_fields(node) is not None for node in file.nodes) and all(
         before < number for number, item in enumerate(items) for before in item.after
     )
