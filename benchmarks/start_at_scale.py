@@ -18,12 +18,12 @@ from testbed.prediction.startup_cost import (
 
 SIZES = (1_024, 4_096, 8_192, 32_768, 98_304)
 WORDS = {
-    "baseline": "star, by pairs, groups anew, eager",
-    "ring": "addresses round a ring",
-    "by_ranks": "topology by ranks",
-    "reuse": "groups of what is known",
-    "lazy": "connections when used",
-    "scalable": "all four",
+    "baseline": "baseline: star, topology by pairs, new bootstrap per group, eager connections",
+    "ring": "only addresses around a ring",
+    "by_ranks": "only topology by ranks",
+    "reuse": "only groups from known addresses",
+    "lazy": "only connections on first use",
+    "scalable": "all four remedies",
 }
 
 

@@ -62,7 +62,7 @@ def main() -> None:
         times_s = [*own.values(), *(took_s for key, (took_s, _) in found.items() if key[0] == name)]
         axis = Axis(math.log10(min(times_s)) - 0.3, math.log10(max(times_s)), left, left + WIDTH - 110)
         drawing.text(left, 22, f"{name}: by the model, and measured", "title")
-        print(f"\n| {name} | the model | measured | off | verdict |\n|---|--:|--:|--:|---|")
+        print(f"\n| {name} | the model | measured | error | verdict |\n|---|--:|--:|--:|---|")
         for row, (variant, step_s) in enumerate(own.items()):
             y = TOP + row * ROW
             drawing.text(left - 8, y + 13, variant, anchor="end")

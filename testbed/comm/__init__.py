@@ -1,1 +1,1 @@
-"""What ranks exchange: TCP, datagram and RDMA transports, collectives, flight recorder, fault-tolerant replicas."""
+"""Communication between ranks: TCP, datagram and RDMA transports, collectives, flight recorder, replicas."""

@@ -1,1 +1,1 @@
-"""What users' own Python imports: the PyTorch backend, script capture, conformance suites for plug-ins."""
+"""Modules that users' own Python imports: the PyTorch backend, script capture, conformance suites for plug-ins."""

@@ -1,1 +1,1 @@
-"""The emulated network on this host: namespaces, link engines, switches, controller, routes, guest kernel."""
+"""The emulated network on this host: namespaces, link engines, switches, controller, paths, guest kernel."""

@@ -13,7 +13,7 @@ class LinkError(TestbedError):
 
 
 class SettingMismatch(LinkError):
-    """A setting read back from the system differs from what was asked."""
+    """A setting read back from the system differs from the requested one."""
 
     def __init__(self, where: str, setting: str, asked: object, found: object) -> None:
         super().__init__(
@@ -25,7 +25,7 @@ class SettingMismatch(LinkError):
 
 
 class FabricError(TestbedError):
-    """The network could not be built as asked, or it broke."""
+    """The network could not be built as requested, or it broke."""
 
 
 class UnknownHost(BadInput, ValueError):
@@ -33,37 +33,37 @@ class UnknownHost(BadInput, ValueError):
 
 
 class ProgramNotFound(FabricError):
-    """A host has no such program; status as shells have it."""
+    """A host has no such program; `status` is the exit status that shells use for this."""
 
     status = 127
 
 
 def need_root(doing: str) -> None:
-    """Raise FabricError unless this process is root's; `doing` is such as "changing a link"."""
+    """Raise FabricError unless this process runs as root; `doing` names the operation, such as "changing a link"."""
     if os.geteuid() != 0:
         raise FabricError(f"{doing} needs root: run it through sudo")
 
 
 def check_host(name: str, hosts: Sequence[str], where: str = "host") -> None:
-    """Raise UnknownHost, with the nearest name, unless it is one of these; `where` is the argument that names it."""
+    """Raise UnknownHost, with the nearest name, unless the name is one of these; `where` names the argument."""
     if name not in hosts:
         raise UnknownHost(where=where, got=name, expected=f"one of {did_you_mean(name, hosts)}")
 
 
 class ControllerError(TestbedError):
-    """Rules could not be computed, or the controller could not put them into the switches."""
+    """Rules could not be computed, or the controller could not install them in the switches."""
 
 
 class NoPathError(ControllerError):
-    """A topology leaves two buildings without any path between them."""
+    """A topology has no path between two buildings."""
 
 
 class PolicyError(ControllerError, BadInput):
-    """A policy cannot be had, or what it says does not fit the network. The network goes on under its last rules."""
+    """A policy cannot be loaded, or its result does not fit the network. The network keeps its last rules."""
 
 
 class VirtualClockError(TestbedError):
-    """The kernel cannot be built, or a guest did not do what it should; the message is meant for people."""
+    """The kernel cannot be built, or a guest failed; the message is for people."""
 
 
 class NoKernelError(VirtualClockError):

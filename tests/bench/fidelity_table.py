@@ -96,7 +96,7 @@ def rates(kind: str) -> Iterator[Row]:
 
 
 def round_trips(kind: str) -> Iterator[Row]:
-    """Goal: within max(1 %, 0.3 ms) on the idle link, what the path adds taken off as in a network of the testbed."""
+    """Goal: within max(1 %, 0.3 ms) on the idle link, less the path's own latency, as in a testbed network."""
     for asked in ROUND_TRIPS_S:
         both = direction(1e9, asked / 2)
         with (
@@ -119,7 +119,7 @@ def round_trips(kind: str) -> Iterator[Row]:
 
 
 def losses(kind: str) -> Iterator[Row]:
-    """Goal: within the interval of 99 % of the binomial distribution."""
+    """Goal: within the 99 % interval of the binomial distribution."""
     for asked in LOSSES:
         seen: list[int] = []
 
@@ -144,7 +144,7 @@ def losses(kind: str) -> Iterator[Row]:
 
 
 def jitters(kind: str) -> Iterator[Row]:
-    """Goal: interquartile range within 10 % and 0.1 ms."""
+    """Goal: interquartile range within 10 % plus 0.1 ms."""
     for distribution, size_s in JITTERS:
         both = direction(1e9, 0.02, jitter_s=size_s, jitter_distribution=distribution)
         found = with_link(kind, both, spread)
@@ -153,7 +153,7 @@ def jitters(kind: str) -> Iterator[Row]:
         yield Row(
             "jitter (tcpdump, scapy)",
             f"{distribution} {size_s * 1e3:g} ms",
-            f"middle half within {found * 1e3:.3f} ms",
+            f"interquartile range {found * 1e3:.3f} ms",
             f"{error * 1e3:+.3f} ms",
             abs(error) <= 0.1 * expected + 0.0001,
         )
@@ -187,7 +187,7 @@ def spread(line: Line) -> float:
 
 
 def queues(kind: str) -> Iterator[Row]:
-    """Goal: what a full queue adds to the round trip is within 5 % and two packets of its size over the rate."""
+    """Goal: the delay that a full queue adds is within 5 % plus two packets of its size over the rate."""
     rate_bps = 50e6
     for asked in QUEUES_BYTES:
         both = direction(rate_bps, 0.001, queue_bytes=asked)
@@ -195,7 +195,7 @@ def queues(kind: str) -> Iterator[Row]:
         error = found - asked
         met = abs(error) <= 0.05 * asked + 2 * 1500
         yield Row(
-            "queue (ping beside iperf3)",
+            "queue (ping during iperf3)",
             f"{asked / 1e3:g} kB",
             f"{found / 1e3:.4g} kB",
             f"{error / asked:+.1%}",
@@ -263,7 +263,7 @@ PARTS = (rates, round_trips, losses, jitters, queues, added_delay)
 
 def table(kind: str) -> str:
     """One engine's, as Markdown; says on standard error how far it is."""
-    lines = ["| what (by which tool) | asked | measured | off | goal met |", "|---|---|---|---|---|"]
+    lines = ["| property (tool) | configured | measured | error | goal met |", "|---|---|---|---|---|"]
     for part in PARTS:
         for row in part(kind):
             met = "yes" if row.met else "**no**"

@@ -324,8 +324,9 @@ def sockets() -> Iterator[socket.socket]:
     for stream in mesh._streams.values():
         if stream.sock is not None:
             yield stream.sock
-    for pair in getattr(mesh, "_pairs", {}).values():
-        yield from pair.sockets
+    for pairs in mesh._pairs.values():
+        for pair in pairs.values():
+            yield from getattr(pair, "sockets", ())
 
 
 def _with_socket_option(

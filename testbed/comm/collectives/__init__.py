@@ -1,4 +1,4 @@
-"""Collectives between ranks: a communicator, algorithms as plans, their bytes on the wire, and verifiable test data."""
+"""Collectives between ranks: the communicator, algorithms as plans, their bytes on the wire, verifiable test data."""
 
 from testbed.comm.collectives.algorithm_selection import (
     TuningTable,

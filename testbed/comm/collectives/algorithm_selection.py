@@ -1,7 +1,7 @@
-"""Choice of algorithms: plans and traffic of each by name, the rule of `auto`, and tuning tables.
+"""Algorithm selection: each algorithm's plan and traffic by name, the rule behind `auto`, and tuning tables.
 
-A tuning table says which algorithm was fastest by collective, ranks, buildings and size; `testbed bench --tune`
-writes it.
+A tuning table, from `testbed bench --tune`, records the fastest algorithm for each collective, number of ranks,
+buildings and size.
 """
 
 from __future__ import annotations
@@ -33,22 +33,21 @@ OWN = (registry, all_reduce, all_gather, trees, all_to_all, all_to_all_v)
 
 
 def plan_of(collective: str | Collective, algorithm: str | Algorithm, request: PlanRequest) -> Plan:
-    """Return one rank's plan. A PluginError for an unknown algorithm lists the known ones."""
+    """Return one rank's plan. Raise a PluginError that lists the known algorithms if this one is unknown."""
     return algorithm_of(collective, algorithm)(request)
 
 
 def pieces_for(collective: str | Collective, algorithm: str | Algorithm, size_bytes: int, ranks: int) -> int:
-    """Return the number of channels or chunks of an array; 1 for algorithms with neither. Sizes: see `traffic`."""
+    """Return the number of channels or chunks of an array; 1 for algorithms with neither. See `traffic` for sizes."""
     return algorithm_of(collective, algorithm).pieces(size_bytes, ranks)
 
 
 def choose_algorithm(collective: str | Collective, size_bytes: int, groups: Sequence[int]) -> str:
     """Return what `algorithm="auto"` picks without a tuning table; sizes are those of `traffic`, in bytes.
 
-    Small arrays use the fewest steps: halving_doubling, far_first (near_first backwards), binomial trees. Large
-    ones use rings, which keep every link between neighbours busy; with several buildings they use a hierarchy,
-    which minimises the bytes that cross. All-to-all crosses hierarchically while blocks are small, and directly
-    otherwise.
+    Small arrays use the fewest steps: halving_doubling, far_first (near_first played backwards), binomial trees. Large
+    ones use rings, which keep every link between neighbours busy; with several buildings they use a hierarchy, which
+    minimises the bytes that cross. All-to-all crosses hierarchically while blocks are small, and directly otherwise.
     """
     return collective_of(collective).automatic(size_bytes, groups)
 
@@ -120,8 +119,8 @@ class Entry:
 class TuningTable:
     """Measured choices of algorithms. If none matches, the rule of `Collective.automatic` applies.
 
-    size_scale: how many bytes each byte of an array represents, so that a scaled job chooses as the full-size one
-    would.
+    size_scale: how many bytes each byte of an array represents, so that a scaled job chooses the same algorithm as the
+    full-size one.
     """
 
     entries: tuple[Entry, ...] = ()

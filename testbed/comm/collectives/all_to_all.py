@@ -62,7 +62,7 @@ class AllToAll(WindowOperations):
         outputs[self.rank][:] = inputs[self.rank]
         even = input_split_sizes is None and output_split_sizes is None
         if algorithm == AUTO:
-            # all ranks must choose alike, so sizes that differ between ranks do not count
+            # all ranks must choose the same algorithm, so sizes that differ between ranks are not considered
             size_bytes = inputs[self.rank].nbytes if even else LARGE_BYTES
             algorithm = self.tuning.choose("all_to_all", size_bytes, self.groups)
         plan = self._plan(ALL_TO_ALL, algorithm, 0)
@@ -103,7 +103,7 @@ class AllToAll(WindowOperations):
         - "told_counts" sends only the rows, because `output_split_sizes` says how many come from each rank.
 
         Args:
-            output: Array of shape (size, M, ...), with room for M rows from each rank, of which the first are filled.
+            output: Array of shape (size, M, ...), with room for M rows from each rank; the first ones are filled.
             input: Rows for rank 0, then for rank 1 and so on.
             input_split_sizes: Rows for each rank.
             algorithm: One of the above, or a RowsAlgorithm.
@@ -278,7 +278,7 @@ class DispatchCombine(AllToAll):
     def _planned(
         self, input: Array, lengths: Sequence[int], indices: Sequence[int], blocks: Sequence[int]
     ) -> DispatchHandle:
-        """Return the layout of a dispatch of which nothing has been received. Raises ValueError."""
+        """Return the layout of a dispatch before any of its rows are received. Raises ValueError."""
         check_array(input, "input")
         if any(length < 0 for length in lengths) or sum(lengths) > len(input):
             raise ValueError(

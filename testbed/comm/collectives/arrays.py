@@ -49,7 +49,7 @@ class Blocks:
         self._target = target
         self._bounds = bounds
         self._operation = operation
-        # per block, whether it is in `target`; not needed if that is `source`
+        # per block, whether it is in `target`; not needed if `target` is `source`
         self._moved = None if source is target else bytearray(len(bounds) - 1)
         self._buffers: list[Array] = []
 
@@ -181,11 +181,11 @@ class PairBlocks:
 
 try:
     import ml_dtypes
-except ImportError:  # a user's own environment, where bfloat16 needs a Reduction of its own
+except ImportError:  # in a user's own environment, where bfloat16 needs a custom Reduction
     ml_dtypes = None  # type: ignore[assignment]
 
 DTYPES = ("float16", "bfloat16", "float32", "float64", "int32", "int64")
-_OTHER_DTYPES = ("int8", "uint8", "int16")  # of users' arrays, and for types that NumPy has no name for
+_OTHER_DTYPES = ("int8", "uint8", "int16")  # for users' arrays, and for types that NumPy has no name for
 _BY_DTYPE = {np.dtype(name): name for name in (*DTYPES, *_OTHER_DTYPES) if name != "bfloat16"}
 if ml_dtypes is not None:
     _BY_DTYPE[np.dtype(ml_dtypes.bfloat16)] = "bfloat16"
@@ -203,7 +203,7 @@ class Reduction:
     """A custom reduction that is not among `OPERATIONS`.
 
     name: name for records.
-    combine: reduces two parts into one, called as a NumPy ufunc, `combine(one, other, out=one)`; associative and
+    combine: reduces two parts into one, called like a NumPy ufunc, `combine(one, other, out=one)`; associative and
     commutative.
     finish: last step, in place, called with the array and the number of ranks once all parts are reduced.
     """
@@ -278,7 +278,7 @@ def split_bounds(array: Array, name: str, sizes: Sequence[int] | None, parts: in
     Args:
         array: The array to share out.
         name: Its name for errors.
-        sizes: Rows of the first dimension per rank, which must add up to the array; None: equal shares.
+        sizes: Rows of the first dimension per rank, which must add up to its length; None: equal shares.
         parts: The number of ranks.
 
     Raises:

@@ -1,8 +1,7 @@
 """The ring all-reduce that a job runs alone on its network before and after its steps, cut short if it is long.
 
-In full, n ranks send n messages in each of 2 (n - 1) rounds; with 128 ranks that took most of the startup time. In
-the first rounds every rank uses its path as it would in all of them. The contents of the arrays are meaningless
-afterwards.
+In full, n ranks send n messages in each of 2 (n - 1) rounds; with 128 ranks that took most of the startup time. The
+first rounds already use every path as all rounds would. The contents of the arrays are meaningless afterwards.
 """
 
 from __future__ import annotations
@@ -12,17 +11,17 @@ from testbed.comm.collectives.plan import Plan, first_rounds
 from testbed.comm.collectives.registry import ALL_REDUCE, Algorithm, PlanRequest
 
 MOST_ROUNDS = 32  # all rounds of 17 ranks
-TIMES = 5  # repetitions before the steps, and after them, while congestion windows open
+TIMES = 5  # repetitions before the steps and after them if congestion windows have to open
 WARM_TIMES = 2  # repetitions if all take the same time
 
 
 def baseline_rounds(ranks: int) -> int:
-    """Return the number of rounds, in each of which every rank sends to the next one."""
+    """Return the number of rounds; in each, every rank sends to the next one."""
     return min(2 * max(0, ranks - 1), MOST_ROUNDS)
 
 
 def baseline_times(exact: bool, lossy: bool, warms_up: bool) -> int:
-    """Return the number of repetitions before the steps, of which the fastest counts.
+    """Return the number of repetitions before the steps; the fastest one counts.
 
     Args:
         exact: Whether the job runs under the virtual clock.
@@ -33,7 +32,7 @@ def baseline_times(exact: bool, lossy: bool, warms_up: bool) -> int:
 
 
 def baseline_is_whole(ranks: int) -> bool:
-    """Return whether it has all rounds of a ring all-reduce."""
+    """Return whether the baseline has all rounds of a ring all-reduce."""
     return 2 * (ranks - 1) <= MOST_ROUNDS
 
 

@@ -29,12 +29,12 @@ class Communicator(DispatchCombine):
     """Ranks that execute collectives together: all ranks of a transport, or some of them after `split`.
 
     Ranks are numbered from 0, and every rank calls the same collectives in the same order. Arrays are C-contiguous,
-    of one of `DTYPES`, or int8, uint8 or int16; otherwise ValueError or TypeError is raised. All operations return
-    a Work, which is done already unless `async_op`; any number may be in flight.
+    of one of `DTYPES`, or int8, uint8 or int16; otherwise ValueError or TypeError is raised. All operations return a
+    Work, which is already done unless `async_op` is set; any number may be in flight.
 
     Operations progress only inside calls of this communicator, or of others split from it: `wait` of any Work,
-    `sleep`, `progress`, or any blocking operation. There is one communicator per transport, others come from
-    `split`. All calls come from one thread, except `abort`.
+    `sleep`, `progress`, or any blocking operation. There is one communicator per transport; `split` makes others. All
+    calls except `abort` must come from one thread.
 
     A failed operation fails all operations of its communicator on this rank, and no others. A lost peer fails all
     communicators that contain it. The contents of their arrays are then undefined; `shrink` makes a communicator of
@@ -42,8 +42,8 @@ class Communicator(DispatchCombine):
 
     Args:
         transport: Connects the ranks.
-        groups: The building of each rank, as any numbers; None: one building. Hierarchical algorithms and `auto`
-            use it. A ring follows the order of ranks, so it crosses buildings least if each building's ranks are
+        groups: A number for each rank's building; None: all ranks are in one building. Hierarchical algorithms and
+            `auto` use it. A ring follows the order of ranks, so it crosses buildings least if each building's ranks are
             consecutive.
         timeout_s: Timeout of every operation, from its start, unless the operation has its own.
         traffic: Class of all its messages, which use connections of their own.
@@ -85,7 +85,7 @@ class Communicator(DispatchCombine):
         """Make a communicator of these ranks (numbered as in this one), in this order; returns None on all others.
 
         Every rank of this communicator calls it; those outside may pass any ranks, such as those of their own new
-        group. Takes one small all-reduce. Settings that are not given are taken from this communicator.
+        group. The call takes one small all-reduce. Settings that are not given are inherited from this communicator.
         """
         if len(set(ranks)) != len(ranks) or any(not 0 <= rank < self.size for rank in ranks):
             raise ValueError(f"ranks: got {list(ranks)}, expected distinct ranks of 0 to {self.size - 1}")
@@ -109,13 +109,13 @@ class Communicator(DispatchCombine):
         traffic: TrafficClass | None = None,
         fails_with: Sequence[int] | None = None,
     ) -> Communicator:
-        """Make a communicator as `split` does, but without messages: only its members call it, others may be lost.
+        """Make a communicator as `split` does, but without messages: only members call it, and other ranks may be lost.
 
         Args:
-            number: From 1 on, the same on all members, and unique among the communicators that any of them is in. A
+            number: At least 1, the same on all members, and unique among the communicators that any of them is in. A
                 rank that uses `split_as` must not use `split`.
             ranks: The members, numbered as in this communicator.
-            name, timeout_s, traffic: As of `Communicator`; by default those of this communicator.
+            name, timeout_s, traffic: See `Communicator`; by default those of this communicator.
             fails_with: Ranks whose loss ends the communicator, because it sends to no others; None: all members.
         """
         if not 0 < number < COMMUNICATORS:
@@ -139,10 +139,10 @@ class Communicator(DispatchCombine):
     # ---- after a failure
 
     def agree(self, flags: int = -1, timeout_s: float | None = None) -> int:
-        """Return the AND of what all living members pass, the same on all even if members die (`MPIX_Comm_agree`).
+        """Return the AND of all living members' flags: the same value on all, even if members die (`MPIX_Comm_agree`).
 
-        Works on a communicator that has failed or was aborted. A rank that learns of a decision and dies at once
-        may have been the only one to learn it. Raises CollectiveTimeout naming the members that are waited for.
+        This works on a communicator that has failed or was aborted. A rank that learns of a decision and dies at once
+        may have been the only one to learn it. Raises CollectiveTimeout, which names the missing members.
         """
         return self._agree(Vote(flags), "agree", timeout_s).flags
 
@@ -337,7 +337,7 @@ class Communicator(DispatchCombine):
         """Execute any collective by its definition: from the blocks in `input` to the blocks in `output`.
 
         `input` and `output` may be one array if both have the same blocks. The whole array is staged in separate
-        memory, of which only the used part is touched. Collectives with uneven rows are not supported.
+        memory; only the part in use is touched. Collectives with uneven rows are not supported.
         """
         known = collective_of(collective)
         if known.uneven:

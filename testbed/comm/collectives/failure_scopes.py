@@ -1,14 +1,14 @@
 """Failure scopes: the operations of a communicator fail together, and its members can agree on what to do next.
 
 A lost peer ends the operations of all communicators that contain it. In the terms of NCCL and of MPI's fault
-tolerance (ULFM), `revoke` is `ncclCommAbort` and `MPIX_Comm_revoke`, sent to all members. `Agreement` decides among
-members of which some die meanwhile. Both send notes outside the message stream.
+tolerance (ULFM), `revoke` is `ncclCommAbort` and `MPIX_Comm_revoke`, sent to all members. `Agreement` reaches a
+decision even if some members die meanwhile. Both send notes outside the message stream.
 
-How agreement works: the lowest living rank decides. All members vote to it; it waits for all that it considers
-alive, combines the votes, and announces the decision. If it dies, all vote to the next rank, with the decision if
-they know one; that decision then holds. So all living ranks decide alike, provided that suspected ranks are treated
-as dead: a rank that one member has lost is lost for all. Who loses a member after its vote votes again, for the
-deciding rank may have no connection on which it would notice.
+How agreement works: the lowest living rank decides. All members send it their votes. It waits for all members that it
+considers alive, combines the votes, and announces the decision. If it dies, all send their votes to the next rank,
+along with the decision if they know one; that decision is then final. So all living ranks reach the same decision,
+provided that suspected ranks are treated as dead: a rank that one member has lost is lost for all. A member that loses
+another after voting votes again, because the deciding rank may have no connection that would show the loss.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Scope:
         self.tasks: set[Any] = set()
 
     def fail(self, error: TransportError) -> None:
-        """End all of its operations. The first error counts, except that an abort overrides any other error."""
+        """End all operations of the scope. The first error counts, except that an abort overrides any other error."""
         if self.failure is not None and (self.revoked or not isinstance(error, Revoked)):
             return
         self.failure = error
@@ -58,7 +58,7 @@ class Scope:
 
     @property
     def revoked(self) -> bool:
-        """Whether a member has aborted it."""
+        """Whether a member has aborted the communicator."""
         return isinstance(self.failure, Revoked)
 
 
@@ -78,7 +78,7 @@ class Scopes:
         self._agreements: dict[tuple[int, int], Agreement] = {}
         # votes of agreements not yet started here
         self._votes: dict[tuple[int, int], list[tuple[int, dict[str, Any]]]] = {}
-        self._early_revocations: dict[int, Revoked] = {}  # of communicators not yet made here
+        self._early_revocations: dict[int, Revoked] = {}  # revocations of communicators not yet created here
         self.lost: dict[int, PeerLost] = {}
         self.has_pending = False
         if self._peer_events is not None:
@@ -146,7 +146,7 @@ class Scopes:
             scope.fail(Revoked(own, own, reason))
 
     def agree(self, scope: Scope, sequence: int, vote: Vote) -> Agreement:
-        """Start the `sequence`-th agreement of a scope's members; it progresses as their notes arrive."""
+        """Start agreement number `sequence` of a scope's members; it progresses as their notes arrive."""
         which = scope.number, sequence
         agreement = self._agreements[which] = Agreement(self._transport.rank, scope.ranks)
         for peer in scope.ranks & set(self.lost):
@@ -281,8 +281,8 @@ class Agreement:
     def receive(self, peer: int, message: dict[str, Any]) -> Messages:
         """Handle a member's message.
 
-        Messages of a member known to be lost, even if only reported by others, are ignored: the decider after it
-        may have been told already that nothing from it arrived here.
+        Messages of a member known to be lost, even if only reported by others, are ignored: the next decider may
+        already have been told that nothing from it arrived here.
         """
         if peer in self._lost:
             return []
@@ -315,7 +315,7 @@ class Agreement:
             if any(rank not in self._votes for rank in living):
                 if self._lost == self._announced_lost:
                     return []
-                # members that had no contact with the lost ranks do not know yet whom to vote to
+                # members without contact to the lost ranks do not know yet where to send their votes
                 self._announced_lost = set(self._lost)
                 return [(rank, self._message(self._own.without(self._lost), False)) for rank in living]
             vote = self._own

@@ -1,4 +1,4 @@
-"""A group of ranks: its members, point-to-point messages, time, and what every operation needs."""
+"""A group of ranks: its members, point-to-point messages, timing, and the parts that all operations share."""
 
 from __future__ import annotations
 
@@ -117,11 +117,11 @@ class RankGroup:
         return self._message("irecv", f"irecv from rank {peer}, tag {tag}", array, peer, tag, timeout_s)
 
     def send(self, array: Array, peer: int, tag: int = 0, timeout_s: float | None = None) -> None:
-        """Send and wait, as `isend`."""
+        """Send as `isend` does, and wait."""
         self.isend(array, peer, tag, timeout_s).wait()
 
     def recv(self, array: Array, peer: int, tag: int = 0, timeout_s: float | None = None) -> None:
-        """Receive and wait, as `irecv`."""
+        """Receive as `irecv` does, and wait."""
         self.irecv(array, peer, tag, timeout_s).wait()
 
     def batch_isend_irecv(self, operations: Sequence[P2POp], timeout_s: float | None = None) -> list[Work]:
@@ -145,7 +145,7 @@ class RankGroup:
     # ---- time and failure
 
     def barrier(self, async_op: bool = False, timeout_s: float | None = None) -> Work:
-        """Wait until every rank has called it (dissemination barrier).
+        """Wait until every rank has called `barrier` (dissemination barrier).
 
         In round k, signal the rank 2^k ahead and wait for the one 2^k behind: ceil(log2 n) rounds, empty messages.
         """
@@ -163,7 +163,7 @@ class RankGroup:
     def sleep(self, seconds: float) -> None:
         """Let `seconds` pass, as a computation would, while operations progress.
 
-        Raises when an operation of this communicator fails, or has failed; so does `progress`.
+        Like `progress`, it raises an error when an operation of this communicator fails or has failed.
         """
         self._engine.sleep(seconds, self._scope)
 
@@ -185,8 +185,8 @@ class RankGroup:
     def abort(self, reason: str) -> None:
         """End every operation of this communicator with Revoked, here and, through a note, on all its members.
 
-        As `ncclCommAbort`, but it reaches all members, as `MPIX_Comm_revoke` does; only `agree` and `shrink` work
-        afterwards. On the communicator of all ranks, from which the others were split, it ends everything on this
+        It works like `ncclCommAbort`, but reaches all members, as `MPIX_Comm_revoke` does; only `agree` and `shrink`
+        work afterwards. On the communicator of all ranks, from which the others were split, it ends everything on this
         rank with Aborted, and peers lose this rank. May be called by any thread or signal handler. The contents of
         arrays are undefined afterwards.
         """
@@ -326,7 +326,7 @@ class RankGroup:
 
 
 class OperationInfo(NamedTuple):
-    """An operation's array, algorithm and reduction, as far as it has them."""
+    """An operation's array, algorithm and reduction, where it has them."""
 
     array: Array | None = None
     algorithm: str = ""

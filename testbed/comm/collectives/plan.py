@@ -1,9 +1,9 @@
 """Plans of collectives as data: which blocks a rank sends to whom and receives from whom, round by round.
 
-A plan holds no sizes. The array is cut into numbered blocks at fixed shares of its length, so one plan serves
-arrays of every size, and bytes on the wire follow from the plan. A plan can be reversed (`reverse`): an all-gather
-played backwards is a reduce-scatter, because the paths on which a block spreads become the paths on which its parts
-are added up.
+A plan contains no sizes. The array is cut into numbered blocks at fixed shares of its length, so one plan serves arrays
+of every size, and bytes on the wire follow from the plan. A plan can be reversed (`reverse`): an all-gather played
+backwards is a reduce-scatter, because the paths on which a block spreads become the paths on which its parts are added
+up.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Plan:
 
     @property
     def rounds(self) -> int:
-        """The number of rounds that this rank executes one after the other."""
+        """The number of rounds that this rank executes in sequence."""
         return max(sum(max(map(len, stage), default=0) for stage in stages) for stages in self.channels)
 
     def sent(self, bounds: Sequence[int]) -> dict[int, int]:
@@ -117,7 +117,7 @@ def reverse(plan: Plan, phase: str | None = None, reduces: bool = True) -> Plan:
 
 
 def then(first: Plan, *others: Plan) -> Plan:
-    """Return a plan that executes several plans on the same blocks one after the other.
+    """Return a plan that executes several plans on the same blocks in sequence.
 
     Two single-strand plans are joined into one strand, so a rank starts the second without waiting for other strands.
     """
@@ -151,8 +151,7 @@ def relabel(plan: Plan, name: Callable[[int], int]) -> Plan:
 def in_channels(plan: Plan, channels: int) -> Plan:
     """Return the plan with every block cut into `channels` parts, which pass through all stages independently.
 
-    While one part is reduced another is in flight, and while one part crosses between buildings another is still
-    inside.
+    While one part is reduced, another is in flight; while one part crosses between buildings, another is still inside.
     """
     if channels == 1:
         return plan

@@ -1,7 +1,7 @@
-"""Verification of plans: whether an algorithm's plans do what its collective promises.
+"""Verification of plans: does an algorithm's plan compute what its collective promises?
 
-Plans are executed on sets of contributions, without data and without a network, so the plans of a plug-in are
-checked before a network is built.
+Plans are executed on sets of contributions, without data and without a network, so a plug-in's plans can be checked
+before a network is built.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from testbed.comm.collectives.registry import Algorithm, Collective, PlanRequest
 from testbed.plugins import PluginError, is_file_name
 
 Held = dict[int, int]
-"""Contributions in each block, one bit per rank."""
+"""Contributions to each block, one bit per rank."""
 
 
 class WrongPlan(PluginError):
-    """Plans that do not do what their collective promises; the message names rank, round, peer, and source line."""
+    """Plans that do not compute what their collective promises; the message names rank, round, peer and source line."""
 
 
 class _Mistake(Exception):
@@ -64,7 +64,8 @@ def check_plans(
 ) -> list[Plan]:
     """Return all ranks' plans after checking them.
 
-    Every message must have both ends, no rank may wait forever, and each rank must end with what it should have.
+    Every message must have both ends, no rank may wait forever, and each rank must end with the blocks that it should
+    have.
 
     Args:
         collective: Name or definition.
@@ -151,7 +152,7 @@ def _check_rounds(rank: int, plan: Plan, size: int) -> None:
                 raise _Mistake(f"rank {rank} in {step.phase!r}: blocks {runs} of {count}")
         for peer, runs in step.receives:
             for other, sent in step.sends:
-                # a rank may send a peer the blocks that it gets from it: it receives all of them first
+                # without reduction, a rank may send a peer the same blocks that it receives from it
                 if (step.reduces or peer != other) and (both := {*blocks_of(runs)} & {*blocks_of(sent)}):
                     what = f"block {min(both)} is received while it is sent"
                     raise _Mistake(f"rank {rank} in {step.phase!r}: {what}")

@@ -1,4 +1,4 @@
-"""Plan executor: posts receives ahead, sends what a round has, and advances when its receives are done."""
+"""Plan executor: posts receives ahead, sends each round's blocks, and advances when the round's receives are done."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Group:
         return self.transport.isend(rank, tag, view, self.traffic)
 
     def receive(self, peer: int, tag: int, view: memoryview, record: Record | None) -> Request:
-        """Start receiving from a member; the arrival is recorded when it happens, which may be long before its turn."""
+        """Start receiving from a member; the arrival is recorded when it happens, perhaps long before it is needed."""
         rank = self.ranks[peer]
         if record is None:
             return self.transport.irecv(rank, tag, view, self.traffic)
@@ -62,7 +62,7 @@ class Group:
 def execute_plan(group: Group, plan: Plan, data: Data, tag: int, position: Position) -> Steps:
     """Execute one rank's part of a collective. Uses tags from `tag` on, one per strand.
 
-    Sends are waited for only at the end: a block that was sent in part returns only after its receiver had it.
+    Only the end waits for sends: a block can come back, and change, only after its receiver has all of it.
     """
     sends: list[Request] = []
     if len(plan.channels) == 1:

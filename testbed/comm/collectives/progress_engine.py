@@ -1,8 +1,8 @@
 """Progress engine: advances operations, written as generators, as their messages arrive.
 
-A generator yields tuples of requests (of a transport, or tasks started by `Engine.start`) and resumes when all of a
-tuple are done. Many run concurrently; they resume in the order in which their messages arrive. An error in one
-operation of a communicator ends all of its operations, and those of no other: see `failure_scopes`.
+A generator yields tuples of requests (of a transport, or tasks started by `Engine.start`) and resumes when all requests
+of a tuple are done. Many generators run concurrently; they resume in the order in which their messages arrive. An error
+in one operation of a communicator ends all of its operations, and those of no other: see `failure_scopes`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from testbed.comm.transport import Aborted, OperationCosts, PeerLost, Request, T
 
 
 class Waitable(Protocol):
-    """What a generator can wait for."""
+    """An object that a generator can wait for."""
 
     @property
     def done(self) -> bool:
@@ -29,7 +29,7 @@ class Waitable(Protocol):
 
     @property
     def error(self) -> TransportError | None:
-        """The error it failed with, once it is done."""
+        """The error of a failure, once the waitable has ended."""
 
     on_done: Callable[[Any], None] | None
 
@@ -38,7 +38,7 @@ Steps = Generator[tuple[Waitable, ...], None, None]
 
 
 class Position:
-    """Progress of an operation: phase, and round of rounds (0 if it has none). For errors and diagnostics.
+    """Progress of an operation: its phase, and its round out of `rounds` (0 if none), for errors and diagnostics.
 
     record: the flight recorder's record of the operation.
     """
@@ -88,7 +88,7 @@ class Task:
         self._missing = 0
 
     def pending(self) -> list[Request]:
-        """Return the messages that it waits for now."""
+        """Return the messages that the task is waiting for."""
         found: list[Request] = []
         for item in self._waiting:
             if item.done:
@@ -100,8 +100,8 @@ class Task:
         return found
 
     def resume(self) -> None:
-        """Run until it has to wait again, or is done."""
-        if self.done:  # it failed while some of its messages were in flight
+        """Run the task until it has to wait again or is done."""
+        if self.done:  # the task failed while some of its messages were in flight
             return
         waiting = self._waiting
         steps = self._steps
@@ -160,7 +160,7 @@ class Task:
 
 
 class CollectiveTimeout(TransportError, TimeoutError):
-    """A collective did not finish in time; names the operation, this rank, and the peers that it waits for.
+    """A collective did not finish in time; the error names the operation, this rank, and the missing peers.
 
     phase: how far it was, such as "reduce-scatter, round 2 of 7". Ranks are those of the transport.
     """
@@ -217,7 +217,7 @@ class Work(Task):
         self._result = result
 
     def begin(self, async_op: bool = True) -> Work:
-        """Run as far as possible, or to the end unless `async_op`. Does not run if its scope has failed."""
+        """Run to the end or, with `async_op`, as far as possible without waiting; do nothing if the scope failed."""
         scope = self.scope
         if scope is not None and scope.failure is not None:
             self.cancel(scope.failure)
@@ -235,17 +235,17 @@ class Work(Task):
         return self._result if self.done else None
 
     def is_completed(self) -> bool:
-        """Return whether it has ended, successfully or not."""
+        """Return whether the operation has ended, successfully or not."""
         return self.done
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """Return when it is done; after an error the contents of the arrays are undefined.
+        """Wait until the operation is done; after an error, the contents of the arrays are undefined.
 
         Args:
             timeout_s: Seconds from now; None: the operation's own timeout, from its start.
 
         Raises:
-            CollectiveTimeout: If it is not done in time; it can be waited for again.
+            CollectiveTimeout: If the operation is not done in time; `wait` may be called again.
             TransportError: PeerLost or Revoked as soon as this or another operation of its communicator has failed,
                 Aborted once this rank has given up.
         """
@@ -266,7 +266,7 @@ class Work(Task):
             raise self.error
 
     def timed_out(self, timeout_s: float) -> CollectiveTimeout:
-        """Return the timeout error, with the peers that it waits for."""
+        """Return the timeout error, with the missing peers."""
         pending = self.pending()
         sends_to = sorted({request.peer for request in pending if request.kind == "send"})
         receives_from = sorted({request.peer for request in pending if request.kind == "recv"})
@@ -278,7 +278,7 @@ class Work(Task):
         self.done = True
         self.end_s = time.monotonic()
         self._engine.ended += 1
-        if error is not None and not error.during:  # otherwise it is another operation's error
+        if error is not None and not error.during:  # otherwise the error is another operation's
             where = str(self.position)
             error = error.during_operation(f"{self.name} ({where})" if where else self.name)
         if self.position.record is not None:
@@ -293,8 +293,8 @@ class Work(Task):
 class Engine:
     """The tasks of one transport.
 
-    failure: the error with which the rank, or its transport, has given up altogether.
-    ended: the number of operations that have ended, so that a caller waiting for many need not check each one.
+    failure: the error that ended the rank, or its transport, for good.
+    ended: the number of operations that have ended; a caller that waits for many need not check each one.
     recorder: records the operations; None: no records.
     costs: the modelled cost of operations in addition to their messages; None: none.
     """
@@ -315,7 +315,7 @@ class Engine:
         self._posted: deque[Event] = deque()
 
     def start(self, steps: Steps) -> Task:
-        """Start a task; it has run as far as possible when this returns."""
+        """Start a task and run it as far as possible."""
         task = Task(self, steps)
         task.resume()
         return task
@@ -332,7 +332,7 @@ class Engine:
         peer: int = -1,
         tag: int = 0,
     ) -> Record | None:
-        """Record the start of an operation, see `Recorder.begin`; None without a recorder or without room."""
+        """Record the start of an operation (`Recorder.begin`); return None without a recorder or without room."""
         if self.recorder is None:
             return None
         dtype, size_bytes = ("", 0) if array is None else (array.dtype.name, array.nbytes)
@@ -364,11 +364,11 @@ class Engine:
             self._posted.popleft().set()
         while ready:
             ready.popleft().resume()
-        if self.scopes.has_pending:  # after the tasks that met the failure themselves
+        if self.scopes.has_pending:  # only after the tasks that noticed the failure themselves
             self.scopes.process_pending()
 
     def abort(self, reason: str) -> None:
-        """Make every wait raise Aborted, and peers lose this rank for this reason. For any thread or signal handler."""
+        """Make every wait raise Aborted, and send peers the reason. May be called by any thread or signal handler."""
         self.failure = self.failure or Aborted(self.transport.rank, reason)
         self.transport.wake()
 
@@ -379,7 +379,7 @@ class Engine:
         scope.fail(error)
 
     def check(self, scope: Scope | None) -> None:
-        """Raise the error that ended this rank or the scope. Called in every wait, by the rank's own thread."""
+        """Raise the error that ended this rank or the scope. Every wait calls it, in the rank's own thread."""
         if self.failure is not None:
             if isinstance(self.failure, Aborted) and not self._abort_sent:
                 self._abort_sent = True

@@ -1,8 +1,8 @@
 """The registry of collectives and of the algorithms that execute them.
 
-A `Collective` says what each rank has before and after; an `Algorithm` makes each rank's plan. Modules register
-their own where they define them, and plug-ins add more. Below, n is the number of ranks; in all_to_all, block s * n
-+ d goes from rank s to rank d.
+A `Collective` says what each rank has before and after; an `Algorithm` makes each rank's plan. Modules register what
+they define, and plug-ins add more. Below, n is the number of ranks; in all_to_all, block s * n + d goes from rank s to
+rank d.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class PlanRequest(NamedTuple):
 
 
 class Pieces(NamedTuple):
-    """How many pieces an array is cut into: at most `most`, each of at least `least_bytes`."""
+    """The number of pieces into which an array is cut: at most `most`, each of at least `least_bytes`."""
 
     most: int
     least_bytes: int
@@ -60,8 +60,8 @@ rank's building."""
 class Algorithm:
     """How a collective is executed. Called with a PlanRequest, it returns that rank's plan.
 
-    channels: every block is cut, and the parts proceed independently (`plan.in_channels`); their number follows
-    from the bytes of the whole array over the number of ranks.
+    channels: every block is cut, and the parts proceed independently (`plan.in_channels`); their number follows from
+    the bytes of the whole array divided by the number of ranks.
     chunks: the plan itself cuts the array (`PlanRequest.pieces`); their number follows from the bytes of the whole
     array. With neither, the array is sent in one piece.
     source: the file and line of the definition.
@@ -86,7 +86,7 @@ class Algorithm:
         return 1 if self.chunks is None else self.chunks.of(whole_bytes)
 
     def serving(self, collective: Collective) -> Algorithm:
-        """Return this algorithm for `collective`: itself for its own, played backwards for the mirrored one."""
+        """Return this algorithm for `collective`: itself for its own collective, reversed for the mirrored one."""
         return self if collective is self.collective else _reversed(self, collective)
 
 
@@ -117,7 +117,7 @@ def _reversed(algorithm: Algorithm, collective: Collective) -> Algorithm:
 
 @dataclass(frozen=True)
 class RowsAlgorithm:
-    """How rows are sent when receivers do not know their number; `algorithms.all_to_all_v.Exchange` executes it.
+    """An algorithm for rows whose number receivers do not know; `algorithms.all_to_all_v.Exchange` executes it.
 
     sent: the number of rows on the wire for `count` rows to send, where no rank has more than `most` for any other.
     concurrency: the number of peers at a time.
@@ -170,13 +170,13 @@ class Algorithms(Registry[Any]):
 class Collective:
     """A collective operation, defined by the blocks of one array that each rank has before and after it.
 
-    blocks: the number of equal blocks, by the number of ranks.
-    before, after: the blocks that a rank starts and ends with, by rank, number of ranks and root, in the order in
-    which they lie in its arrays.
-    reduces: a rank ends with the reduction of what all ranks had, who must all have the same blocks; otherwise each
-    block is copied from the rank that has it.
-    bus_factor: busbw over algbw, by the number of ranks, as in nccl-tests.
-    mirror: the collective that this one is when its plans are played backwards.
+    blocks: the number of equal blocks, as a function of the number of ranks.
+    before, after: the blocks that a rank starts and ends with, as functions of rank, number of ranks and root, in their
+    order in its arrays.
+    reduces: a rank ends with the reduction of all ranks' blocks, and all ranks must have the same blocks; otherwise
+    each block is copied from the rank that has it.
+    bus_factor: the ratio of busbw to algbw, as a function of the number of ranks, as in nccl-tests.
+    mirror: the collective that results when plans of this one are played backwards.
     uneven: instead of blocks, every pair of ranks exchanges its own number of rows.
     """
 
@@ -192,7 +192,7 @@ class Collective:
 
     @cached_property
     def algorithms(self) -> Algorithms:
-        """The algorithms that implement it."""
+        """The algorithms that implement this collective."""
         return Algorithms(self)
 
     def algorithm(
@@ -226,7 +226,7 @@ class Collective:
         chunks: Pieces | None = None,
         auto: AutoRule | None = None,
     ) -> None:
-        """Register a planner of the mirrored collective, played backwards: the same steps, and as many bytes."""
+        """Register a planner of the mirrored collective, played backwards, with the same steps and bytes."""
         made = Algorithm(self, _play_backwards(make, self), channels, chunks, name, _source(make))
         self.add(name, made, auto)
 
@@ -236,7 +236,7 @@ class Collective:
         self._rules.append((name, auto))
 
     def automatic(self, size_bytes: int, groups: Sequence[int]) -> str:
-        """Return what `auto` picks: the first algorithm whose rule holds, or else the first one registered."""
+        """Return what `auto` picks: the first algorithm whose rule applies, or else the first one registered."""
         chosen = (name for name, rule in self._rules if rule is not None and rule(size_bytes, groups))
         return next(chosen, self._rules[0][0])
 
@@ -245,11 +245,11 @@ class Collective:
         return _parts(self, size)
 
     def part(self, numel: int, size: int) -> int:
-        """Return the elements as `algorithm_selection.traffic` counts them, from those of a rank's larger array."""
+        """Convert the elements of a rank's larger array to those that `algorithm_selection.traffic` counts."""
         return numel // self.parts(size)
 
     def elements(self, numel: int, rank: int, size: int) -> tuple[int, int | None]:
-        """Return the elements of a rank's input and of its output, the latter None if it is the input.
+        """Return the number of elements of a rank's input and of its output; None for the output if it is the input.
 
         `numel` counts the elements of the larger array.
         """
@@ -277,7 +277,7 @@ def collective_of(collective: str | Collective) -> Collective:
 
 
 def algorithm_of(collective: str | Collective, algorithm: str | Algorithm) -> Algorithm:
-    """Return an algorithm by name or FILE.py:NAME, or an Algorithm for this collective; PluginError if unknown."""
+    """Return an algorithm by name or FILE.py:NAME, or an Algorithm for this collective. Raises PluginError."""
     known = collective_of(collective)
     if isinstance(algorithm, Algorithm):
         return algorithm.serving(known)

@@ -126,7 +126,7 @@ class Window:
         return self._message("wait_signal", title, number, peer, signal_tag(number), async_op, timeout_s)
 
     def fence(self, async_op: bool = False, timeout_s: float | None = None) -> Work:
-        """Wait until all members have called it and all earlier puts of all members are in place, as `MPI_Win_fence`.
+        """Wait until all members have called `fence` and all their earlier puts are in place, like `MPI_Win_fence`.
 
         Every member sends every other member an empty message.
         """
@@ -144,7 +144,7 @@ class Window:
         return members._collective("fence", steps, async_op, timeout_s, OperationInfo())
 
     def free(self, timeout_s: float | None = None) -> None:
-        """Close the window after a `fence`; a later put makes its sender lose this rank. Every rank calls it."""
+        """Close the window after a `fence`; a later put ends the connection to its sender. Every rank calls it."""
         self.fence(timeout_s=timeout_s)
         self._exposed.remove(self._numbers[self._members.rank])
 

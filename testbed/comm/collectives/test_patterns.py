@@ -6,10 +6,10 @@ negative. They cancel among neighbours and among ranks a power of two apart, so 
 ranks.
 
 The pattern repeats after a prime number of elements and has every value once, so data that is shifted, missing,
-duplicated or of another salt differs nearly everywhere.
+duplicated or written with another salt differs nearly everywhere.
 
-float16 and bfloat16 have room for less: for sums, ranks hold zeros and ones (negative for some ranks from 128 on);
-for minimum and maximum, numbers up to 210. For a product, ranks hold ones and twos.
+float16 and bfloat16 have a smaller range of exact integers: for sums, ranks hold zeros and ones (negative for some
+ranks from 128 on); for minimum and maximum, numbers up to 210. For a product, ranks hold ones and twos.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ADDED = 128  # ranks whose sum is exact in float32; half of the integers that a
 _SMALL = 211  # integers below it are exact in every type
 _STRIDE = 379  # makes neighbouring elements differ widely
 _TILE = 17 * PERIOD  # small enough for a core's cache
-_BLOCK = _TILE - PERIOD  # leaves one period, so that a block can start at any phase
+_BLOCK = _TILE - PERIOD  # one period shorter than the tile, so that a block can start at any phase
 
 
 def fill(array: Array, rank: int, salt: int = 0, op: str = "sum") -> None:

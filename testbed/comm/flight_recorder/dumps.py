@@ -1,11 +1,12 @@
 """Dumps of flight recorders: the latest operations of each communicator of one rank, finished or not.
 
 After NCCLX's CollTrace (arXiv:2510.20171) and PyTorch's flight recorder: an operation is scheduled when the rank
-requests it, started once its control part (registering buffers, notifying peers) is over, and completed when its
-result is there. Times are seconds of the rank's own clock.
+requests it, started once its control part (registering buffers, notifying peers) is over, and completed when its result
+is available. Times are seconds of the rank's own clock.
 
-`NetworkPaths` is another file of a run: which components the messages of each pair of ranks pass. Components are
-names: "nic a-0", "switch a-leaf", "link a-b-0", "plane 0". A file from elsewhere may have others.
+`NetworkPaths` is another file of a run: it lists the components that the messages of each pair of ranks pass.
+Components have names such as "nic a-0", "switch a-leaf", "link a-b-0" and "plane 0"; files from other tools may use
+other names.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from testbed.errors import BadInput
 
 SCHEMA = 1
 FLIGHT = "flight"  # a run's folder of dumps
-# files in it: the process that dumps on SIGUSR1 while ranks run, and the time of its last dump, by its clock
+# files in it: the process that dumps on SIGUSR1 while ranks run, and the time of its last dump on its clock
 LAUNCHER_PID, DUMPED = "launcher.pid", "dumped"
 STALLED = "stalled"  # a folder in it: dumps of a step that hung, made while the run continued
 SCHEDULED, STARTED, COMPLETED, FAILED = "scheduled", "started", "completed", "failed"
@@ -29,7 +30,7 @@ STATES = (SCHEDULED, STARTED, COMPLETED, FAILED)
 
 
 def dump_name(rank: int | str) -> str:
-    """Return the file name of a rank's dump; "*" for the pattern of all."""
+    """Return the file name of a rank's dump; for rank "*", the pattern of all names."""
     return f"rank-{rank}.json"
 
 
@@ -61,15 +62,15 @@ def read_document(path: Path, make: Callable[[Mapping[str, Any]], Made]) -> Made
 
 
 def validate_document(kind: type[Made], what: str, document: Mapping[str, Any]) -> Made:
-    """Return the dataclass of a file's document, with all its fields present and of the declared types.
+    """Convert a file's document to its dataclass, after checking that all fields are present and of the declared types.
 
     Args:
-        kind: The dataclass. Besides its fields, all of which must be there, the document has `schema`.
+        kind: The dataclass. The document must have all of its fields, and `schema`.
         what: The name of the file format, for the error.
         document: The parsed JSON.
 
     Raises:
-        DumpError: With the place of what is missing, unknown, or of another type.
+        DumpError: If a field is missing, unknown, or of another type; names its place.
     """
     from pydantic import ValidationError  # noqa: PLC0415 (no rank needs it, and it takes long to import)
 
@@ -145,14 +146,14 @@ class Entry:
         sequence: The number among the communicator's collectives, from 1, equal on all correct ranks; 0 for a
             point-to-point message.
         name: "all_reduce", ..., "isend", "irecv".
-        size_bytes: Of the rank's array.
-        peer: Of a point-to-point message, by number on the transport.
-        tag: Of a point-to-point message.
+        size_bytes: The size of the rank's array.
+        peer: The peer of a point-to-point message, by number on the transport.
+        tag: The tag of a point-to-point message.
         phase: The algorithm's current phase, if it has phases.
         round: The current round of the phase.
         rounds: The number of rounds.
         peers: Messages with each peer, by number on the transport.
-        error: The reason of a failure.
+        error: The reason for a failure.
     """
 
     __pydantic_config__ = _FORBID_EXTRA
@@ -195,7 +196,8 @@ class Entry:
 class RankDump:
     """One rank's recorder, read at `time_s` of the rank's clock.
 
-    `ended` is how the rank ended, "" while it runs. `entries` are in the order in which they were scheduled.
+    `ended` says how the rank ended; it is "" while the rank runs. `entries` are in the order in which they were
+    scheduled.
     """
 
     __pydantic_config__ = _FORBID_EXTRA
@@ -208,7 +210,7 @@ class RankDump:
     entries: tuple[Entry, ...] = ()
 
     def to_document(self) -> dict[str, Any]:
-        """Return the dump, ready for JSON. Entries and peers have only the fields that are not at their defaults."""
+        """Return the dump, ready for JSON. Entries and peers omit fields at their defaults."""
         document = asdict(self)
         for entry in document["entries"]:
             entry["peers"] = {
@@ -322,6 +324,6 @@ class NetworkPaths:
 
 
 def _with_field_names(item: Any) -> Any:
-    """Return a pair of a file with its ends renamed to PairPath's fields."""
+    """Return a pair from a file with its ends renamed to PairPath's fields."""
     names = {"from": "source", "to": "target"}
     return {names.get(key, key): value for key, value in item.items()} if isinstance(item, dict) else item

@@ -1,4 +1,4 @@
-"""The format of PyTorch's flight recorder: written for its analyser `torchfrtrace`, and read.
+"""Conversion to and from the format of PyTorch's flight recorder, which its analyser `torchfrtrace` reads.
 
 Fields as in torch/csrc/distributed/c10d/FlightRecorderDetail.hpp and torch/distributed/flight_recorder (PyTorch 2.9).
 The format has no counts per peer and no failures: an operation that is not completed is started or scheduled.
@@ -56,7 +56,7 @@ _EVENT_BACKENDS_SUFFIX = "ccl"
 """The suffix of libraries whose recorders check an accelerator's events: NCCL, RCCL, XCCL, HCCL."""
 
 RETIRED = "retired"
-"""State of an operation that is over for its recorder, with no result recorded."""
+"""State of an operation that its recorder retired without recording a result."""
 
 PARSE_ERRORS = (
     ArithmeticError,
@@ -130,16 +130,16 @@ def write_pytorch(dump: RankDump, folder: Path) -> Path:
 
 
 def from_pytorch(document: Mapping[str, Any], rank: int, written_s: float, first: int = 1) -> RankDump:
-    """Return one rank's dump from PyTorch's format, as far as it has the fields.
+    """Return one rank's dump from PyTorch's format, with the fields that it has.
 
     Args:
         document: The content of a file.
         rank: The rank that wrote it.
-        written_s: When the file was written, by its own clock, or 0.
+        written_s: When the file was written, on the rank's clock, or 0.
         first: The number of a group's first collective.
 
     Raises:
-        DumpError: With the entry's place, if it cannot be read.
+        DumpError: If an entry cannot be read; names its place.
     """
     place = "pg_config"
     try:
@@ -198,7 +198,7 @@ def _entry(item: Mapping[str, Any], group: GroupRecord, first: int) -> Entry:
     if state not in (SCHEDULED, STARTED, COMPLETED):
         raise ValueError(f"got state {state!r}, expected {SCHEDULED}, {STARTED} or {COMPLETED}")
     if state != COMPLETED and item.get("retired"):
-        # a backend with events sees every operation that ends
+        # a backend with events sees every operation end, so this one has failed
         state = FAILED if backend.endswith(_EVENT_BACKENDS_SUFFIX) else RETIRED
     operation = message[1] if message else name.split(" ", 1)[0]
     return Entry(
@@ -227,7 +227,7 @@ def _pytorch_name(entry: Entry, group: GroupRecord, rank: int) -> str:
 
 
 def _sizes(entry: Entry, members: int) -> dict[str, Any]:
-    """Return sizes in elements. The output of a gather is all members' parts, that of a scatter is one of them."""
+    """Return sizes in elements. A gather outputs all members' parts, a scatter outputs one of them."""
     dtype, size = _DTYPES.get(entry.dtype, (entry.dtype or "Byte", 1))
     numel = entry.size_bytes // size  # size of the input
     output = numel

@@ -1,7 +1,7 @@
-"""Files of PyTorch's flight recorder: finding and reading them, and what only all of them together show.
+"""Reading the files of PyTorch's flight recorder, and conclusions from all ranks' files together.
 
-Names, forms and habits are those of PyTorch 2.5 to 2.14 (c10d's FlightRecorder with NCCL, XCCL and Gloo), of Ascend's
-HCCL and of torchcomms, whose dumps have the same fields.
+File names, formats and conventions follow PyTorch 2.5 to 2.14 (c10d's FlightRecorder with NCCL, XCCL and Gloo),
+Ascend's HCCL and torchcomms, whose dumps have the same fields.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def parse_rank(name: str) -> int | None:
 
 
 def is_dump(path: Path) -> bool:
-    """Return whether a file has the name or the content of a dump of PyTorch's. Raises OSError."""
+    """Return whether a file has the name or the content of a PyTorch dump. Raises OSError."""
     if _USUAL_NAME.match(path.name) and _NAME.fullmatch(path.name):
         return True
     with path.open("rb") as file:
@@ -140,8 +140,8 @@ def read_document(path: Path) -> dict[str, Any]:
 def _merge_batches(entries: Sequence[Any]) -> list[Any]:
     """Return entries in which members of a batch have the batch's state; the entry that ends the batch is dropped.
 
-    NCCL's recorder leaves members of a batch (`batch_isend_irecv`, a coalescing manager) scheduled forever. They have
-    the number of the entry `coalesced` after them. Of a batch of collectives, the last one stands for all.
+    NCCL's recorder leaves members of a batch (`batch_isend_irecv`, a coalescing manager) scheduled forever. They share
+    the number of the `coalesced` entry that follows them. For a batch of collectives, the last one represents all.
     """
     batches: dict[tuple[Any, ...], dict[str, Any]] = {}
     last: dict[tuple[Any, ...], int] = {}
@@ -224,7 +224,7 @@ def _list_unknown_fields(documents: Iterable[Mapping[str, Any]]) -> Iterator[str
 
 
 def _complete_groups(documents: Mapping[int, dict[str, Any]], files: Mapping[int, Path]) -> Iterator[str]:
-    """Give every group without ranks the ranks of another dump, or those that used it. Yield notes on these."""
+    """Give every group without ranks the ranks from another dump, or the ranks that used it. Yield notes on these."""
     groups_by_rank = {rank: _read_groups(document, rank, files[rank]) for rank, document in documents.items()}
     everybody = {
         one for group_users in groups_by_rank.values() for ranks in group_users.values() for one in ranks
@@ -256,7 +256,7 @@ def _complete_groups(documents: Mapping[int, dict[str, Any]], files: Mapping[int
 
 
 def _read_groups(document: Mapping[str, Any], rank: int, file: Path) -> dict[Any, tuple[int, ...]]:
-    """Return the ranks of groups that a dump describes. DumpError, also if its own rank is not one of the job's."""
+    """Return the ranks of groups that a dump describes. Raises DumpError, also if its own rank is not in the job."""
     try:
         groups = {
             name: ranks for name, group in document["pg_config"].items() if (ranks := group_ranks(group))
@@ -271,7 +271,7 @@ def _read_groups(document: Mapping[str, Any], rank: int, file: Path) -> dict[Any
 
 
 def _conclude_states(dumps: Sequence[RankDump]) -> tuple[tuple[RankDump, ...], list[str]]:
-    """Give a state to operations that are over without an end, as with Gloo: failed if a member has not reached it."""
+    """Give retired operations without a recorded end a state, as with Gloo: failed if a member did not reach them."""
     reached: dict[tuple[int, int], int] = {}
     twice = 0
     for dump in dumps:

@@ -1,4 +1,4 @@
-"""The recorder: a ring of records in shared memory, written as operations proceed, readable by anybody at any time.
+"""The recorder: a ring of records in shared memory, written as operations proceed and readable at any time.
 
 The memory belongs to the caller: a file, or pages that a parent shares with the ranks that it forks. A killed rank
 leaves it intact. There are no locks: a reader may find one record half updated.
@@ -33,7 +33,7 @@ _TEXT_BYTES = {"name": 24, "algorithm": 24, "dtype": 12, "op": 8, "phase": 32, "
 
 
 class _Head(ctypes.LittleEndianStructure):
-    """What a ring begins with. The table of groups follows, as lines of JSON, and the slots, `peers` in each."""
+    """The header of a ring. The table of groups, as lines of JSON, and slots with `peers` peers each follow."""
 
     _pack_ = 1
     _fields_ = (
@@ -99,7 +99,7 @@ class Record:
         self.over = False
 
     def started(self, now_s: float) -> None:
-        """Record that the control part is over, and data is sent."""
+        """Record that the control part is over and sending starts."""
         self._slot.state = STATES.index(STARTED)
         self._slot.started_s = now_s
 
@@ -160,9 +160,9 @@ class Record:
 class Recorder:
     """One rank's recorder.
 
-    If all slots are in use, the oldest finished operation is dropped, of the communicator with the most records. If
-    none is finished, new operations are not recorded. If an operation has more peers than a slot has room for, only
-    the first ones are recorded.
+    If all slots are in use, the oldest finished operation of the communicator with the most records is dropped. If none
+    is finished, new operations are not recorded. If an operation has more peers than a slot has room for, only the
+    first ones are recorded.
 
     Args:
         memory: Writable, `ring_bytes(slots, peers)` bytes.
@@ -263,7 +263,7 @@ def _read_entry(memory: Any, at: int) -> tuple[int, Entry]:
 
 
 def _read_fields(record: _Slot | _Peer) -> dict[str, Any]:
-    """Return the fields of a record by name, texts decoded, and None for times that are not known."""
+    """Return the fields of a record by name, with text decoded and unknown times as None."""
     values = {}
     for name, *_ in record._fields_:
         value = getattr(record, name)

@@ -57,7 +57,7 @@ class Coordinator:
         self._poll.register(control, select.EPOLLIN)
 
     def run(self) -> None:
-        """Run until the launcher has closed its control socket and all ranks their connections."""
+        """Run until the launcher has closed its control socket and all ranks have closed their connections."""
         accepting = True
         while accepting or self._connections:
             wait_s = self.membership.next_deadline_s() - time.monotonic()
@@ -118,7 +118,7 @@ class Coordinator:
                 except (BrokenPipeError, ConnectionResetError):
                     pass  # the next read sees that its end is closed
                 except BlockingIOError:
-                    pass  # the rank does not read and will soon count as lost
+                    pass  # the rank does not read, and will soon count as lost
         outbox.messages.clear()
         for record in outbox.records:
             self._records.write(json.dumps(record) + "\n")
@@ -130,7 +130,7 @@ class Coordinator:
 def fork_coordinator(
     replicas: Sequence[Sequence[int]], policy: Policy, output: Path
 ) -> tuple[int, Switchboard]:
-    """Fork the coordinator; returns its process id and the launcher's side. It exits by itself.
+    """Fork the coordinator; returns its process id and the launcher's side. It exits on its own.
 
     Records are written to `<output>/replicas.jsonl`.
     """

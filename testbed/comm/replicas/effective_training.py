@@ -1,9 +1,9 @@
 """Effective training time (ETT): the productive share of a long run, from the cost and frequency of failures.
 
 Effective time is the time that the completed steps would have taken without failures, each weighted by the share of
-replicas in it. One failure occurs every MTBF of the whole job, by wall clock, as FT-HSDP (arXiv:2602.00277) counts.
-For example, a restart of 600 s at one failure in 18 minutes leaves 1 - 600 / 1080, about 44 %. Pure functions in
-real seconds.
+replicas in it. One failure occurs per MTBF of the whole job in wall-clock time, as FT-HSDP (arXiv:2602.00277) counts.
+For example, a restart of 600 s at one failure in 18 minutes leaves 1 - 600 / 1080, about 44 %. Pure functions in real
+seconds.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ class FailureCost:
         return self.stall_s + self.redone_s + self.slowed_s + self.absent_s / self.replicas
 
     def effective(self, mtbf_s: float) -> float:
-        """Return the effective share of time, 0 to 1; it is 0 if failures are more frequent than they cost."""
+        """Return the effective share of time, 0 to 1; it is 0 if failures come faster than the job recovers."""
         return max(0.0, 1.0 - self.lost_s / mtbf_s)
 
     def budget_s(self, mtbf_s: float, effective: float) -> float:
-        """Return the time per failure that a target share leaves, minus the cost; below 0, the target is missed."""
+        """Return the lost time per failure that a target share allows, minus the cost; negative if it is missed."""
         return mtbf_s * (1.0 - effective) - self.lost_s
 
 
 def restart_cost(restart_s: float, step_s: float, checkpoint_every: int) -> FailureCost:
-    """Return the cost of a full restart: on average it repeats half of the steps between two checkpoints."""
+    """Return the cost of a full restart, which on average repeats half of the steps between two checkpoints."""
     return FailureCost(restart_s, step_s * checkpoint_every / 2)
 
 

@@ -11,10 +11,10 @@ CatchUpMode = Literal["blocking", "non_blocking"]
 
 @dataclass(frozen=True)
 class Policy:
-    """How a job handles failures. Times are in emulated seconds.
+    """A job's handling of failures. Times are in emulated seconds.
 
-    mode: ftar: the surviving replicas continue; restart: all ranks exit and restart from the last checkpoint, no
-    sooner than `restart_s` after the failure.
+    mode: ftar: the surviving replicas continue; restart: all ranks exit and restart from the last checkpoint, at least
+    `restart_s` after the failure.
     detect_s: silence after which a rank counts as lost.
     catch_up: blocking: members wait at a step boundary until a returned replica has the state; non_blocking: they
     continue with steps meanwhile.

@@ -1,8 +1,8 @@
 """Membership of each step: the coordinator's state machine, without clock, sockets or processes.
 
 The coordinator alone decides (epoch, members). The failure of a rank is the failure of its replica: its connection
-closed, or it was silent for `detect_s`. A rank found lost receives Leave and nothing more, so a rank that others
-have given up never commits anything.
+closes, or it is silent for `detect_s`. A lost rank receives Leave and nothing more, so a rank that others have given up
+never commits anything.
 
 When a member is lost during a step, the others stop and report which operations of the step they have finished.
 Operations that all have finished keep their sum: all members have the same, even if it includes the lost member.
@@ -39,7 +39,7 @@ _OVER = Leave("all steps are done", over=True)
 
 
 class Phase(Enum):
-    """What the members are doing."""
+    """The current activity of the members."""
 
     FORMING = "waiting for expected replicas"
     STEPPING = "executing a step"
@@ -63,7 +63,7 @@ class _Replica:
     ranks: tuple[int, ...]
     state: State = State.AWAY
     connected: set[int] = field(default_factory=set)
-    failed: bool = False  # at any time
+    failed: bool = False  # whether it has ever failed
     attempt: int = 0
     source: int = -1
     missing: set[int] = field(default_factory=set)
@@ -72,7 +72,7 @@ class _Replica:
 class Membership:
     """The membership state machine. Messages and records accumulate in `outbox`.
 
-    replicas: the ranks of each, in the order of their inner coordinates.
+    replicas: the ranks of each replica, in the order of their inner coordinates.
     """
 
     def __init__(self, replicas: Sequence[Sequence[int]], policy: Policy) -> None:
@@ -86,7 +86,7 @@ class Membership:
             rank: (number, place) for number, ranks in enumerate(replicas) for place, rank in enumerate(ranks)
         }
         self._incarnation = dict.fromkeys(self._positions, -1)
-        self._next_incarnation = dict.fromkeys(self._positions, 0)  # the lowest that may send Hello
+        self._next_incarnation = dict.fromkeys(self._positions, 0)  # lowest incarnation that may say Hello
         self._last_heard_s: dict[int, float] = {}
         self._not_before_s = float("-inf")
         self._attempts = 0
@@ -211,8 +211,8 @@ class Membership:
     def _dismiss(self, number: int, lost: int | None, reason: str) -> None:
         """Dismiss the ranks of a replica; they are accepted again as their next incarnations.
 
-        `lost` is the rank that caused it, which may not have sent Hello yet. Its mates that have not sent it are
-        still accepted.
+        `lost` is the rank that caused it, which may not have sent Hello yet. Other ranks of the replica that have not
+        sent it are still accepted.
         """
         replica = self._replicas[number]
         for rank in replica.ranks:
@@ -337,7 +337,7 @@ class Membership:
         self._begin_step(now_s)
 
     def _try_settle(self, now_s: float) -> None:
-        """Settle the operations that all ranks of a coordinate have finished, once all survivors have reported."""
+        """Settle operations that all ranks of one coordinate have finished, once all survivors have reported."""
         if not self._all_of(self._reports):
             return
         for place, settled in enumerate(self._settled):

@@ -14,7 +14,7 @@ from testbed.errors import TestbedError
 
 Operation = tuple[int, int]
 Operations = frozenset[Operation]
-MOST_BYTES = 60_000  # of a packet
+MOST_BYTES = 60_000  # limit of a packet
 
 
 class MessageError(TestbedError):
@@ -26,7 +26,7 @@ class MessageError(TestbedError):
 
 @dataclass(frozen=True)
 class Hello:
-    """A rank has started. incarnation: how many times it has returned."""
+    """A rank has started. incarnation: how often the rank has returned."""
 
     incarnation: int
 
@@ -108,7 +108,7 @@ class RanksLost:
 
 @dataclass(frozen=True)
 class CatchUp:
-    """Each rank of the source replica sends its state as of this step to the target's rank of the same coordinate."""
+    """Each rank of the source replica sends its state as of this step to the target's rank with the same coordinate."""
 
     attempt: int
     source: int

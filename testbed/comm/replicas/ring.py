@@ -1,8 +1,8 @@
 """One attempt of a fault-tolerant all-reduce: a ring of the members of one view, in acknowledged chunks.
 
 A receiver posts `in_flight` receives ahead and acknowledges each chunk; a sender has at most that many
-unacknowledged chunks in flight. So an abandoned attempt leaves a bounded amount behind: its receives stay posted on
-its own memory, which is never reused.
+unacknowledged chunks in flight. So an abandoned attempt leaves only a bounded number of receives behind. They stay
+posted on the attempt's own memory, which is never reused.
 
 Operations here must outlive the loss of a peer, so they wait with `AnyOf`: a failed request does not fail the
 waiter.

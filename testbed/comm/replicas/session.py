@@ -23,8 +23,8 @@ from testbed.comm.transport import BEST_EFFORT, TrafficClass
 
 Waits = Generator[tuple[AnyOf | Event, ...], None, None]
 _POLL_S = 0.01
-_CATCH_UP_TAG = 1 << 61  # and the attempt's number
-_CHECKPOINT_TAG = 1 << 60  # and the numbers of epoch and step
+_CATCH_UP_TAG = 1 << 61  # plus the attempt's number
+_CHECKPOINT_TAG = 1 << 60  # plus the numbers of epoch and step
 _EPOCH_BIT, _STEP_BIT, _SEQUENCE_BIT = 32, 20, 1
 
 
@@ -63,7 +63,7 @@ class Session:
     The arrays of a step's operations belong to the session from their start until the step is committed, because
     their sums may change until then.
 
-    replicas: the ranks of each, in the order of their inner coordinates.
+    replicas: the ranks of each replica, in the order of their inner coordinates.
     connection: this rank's connection to the coordinator.
     checkpoint_bytes: bytes of checkpoints sent so far.
     checkpoints: steps whose checkpoints this rank has received completely.
@@ -126,7 +126,7 @@ class Session:
         return self.member.start_s
 
     def finish(self) -> dict[Operation, Summed]:
-        """Wait until the step, which has no further operations, is committed; returns the members behind each sum."""
+        """Wait until the step, which has no further operations, is committed; returns each sum's members."""
         step = self.member.step
         self.member.finish(len(self._pending))
         self._send_outbox()
@@ -161,7 +161,7 @@ class Session:
         return operation
 
     def begin(self, operation: Operation, pending: PendingReduction) -> Waits:
-        """Return the generator of an operation of this step, which repeats attempts until its sum counts."""
+        """Return the generator of an operation of this step, which repeats attempts until the sum is final."""
         self._pending[operation] = pending
         return self._until_summed(operation, pending)
 
@@ -250,8 +250,8 @@ class Session:
     def _checkpoint(self, view: View) -> None:
         """If the committed step is due for a checkpoint, send this rank's state to its peer in the next replica.
 
-        Nothing waits for it: it goes on in the background of steps, and is abandoned when a member is lost. The same
-        step may be checkpointed again in another epoch.
+        Nothing waits for it: it runs in the background of steps, and is abandoned when a member is lost. The same step
+        may be checkpointed again in another epoch.
         """
         own, members = self.settings, view.members
         if not own.checkpoint_bytes or not view.step or view.step % own.checkpoint_every or len(members) < 2:
@@ -308,7 +308,7 @@ class Session:
             self._send_outbox()
 
     def _is_wanted(self, message: CatchUp, sends: bool) -> bool:
-        """Return whether the transfer is still wanted, as far as this rank knows."""
+        """Return whether, to this rank's knowledge, the transfer is still wanted."""
         if self.member.dismissed is not None:
             return False
         return sends or self.member.catch_up is message

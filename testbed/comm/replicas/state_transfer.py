@@ -28,7 +28,7 @@ def transfer_state(
 
     Args:
         transport: Carries the messages.
-        ring: The pieces are what a ring has in flight.
+        ring: Settings of the ring; a piece has as many bytes as a ring has in flight.
         traffic: The class of the messages.
         signal: Notified when `wanted` may have changed.
         peer: The other rank.
@@ -36,7 +36,7 @@ def transfer_state(
         size_bytes: Size of the state.
         wanted: Whether the transfer is still wanted.
         moved: Called with each piece that was transferred.
-        fill: Writes a piece before it is sent; None: pieces are received.
+        fill: Fills a piece before it is sent; None: pieces are received.
     """
     left_bytes = size_bytes
     while left_bytes > 0 and wanted():

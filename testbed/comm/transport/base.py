@@ -1,7 +1,7 @@
 """The transport interface: tagged messages between ranks, as requests that a progress loop completes.
 
-`Transport` is what every transport implements, `PeerEvents` what one may add for communicators that outlive a lost
-peer: notes outside the message stream, and callbacks when a peer is lost or comes back.
+Every transport implements `Transport`. One that supports communicators that outlive a lost peer also implements
+`PeerEvents`: notes outside the message stream, and callbacks when a peer is lost or comes back.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ Found = TypeVar("Found")
 
 MAX_TAG = 2**63 - 1
 CONTROL_TAG = 2**64 - 2  # reserved for layers between a rank and its transport
-MAX_REASON_BYTES = 256  # of the reason that an aborting rank sends
-MAX_NOTE_BYTES = 4096  # of a note
+MAX_REASON_BYTES = 256  # limit of the reason that an aborting rank sends
+MAX_NOTE_BYTES = 4096  # limit of a note
 
 
 class TransportError(TestbedError):
@@ -47,7 +47,7 @@ class TransportError(TestbedError):
 class PeerLost(TransportError):
     """The peer is gone: it closed or reset its connection, broke the protocol, or aborted.
 
-    `orderly` is set if the peer said goodbye after finishing its part. That is a failure only for those that still
+    `orderly` is set if the peer said goodbye after finishing its part. That is a failure only for operations that still
     wait for it.
     """
 
@@ -99,9 +99,9 @@ def check_traffic_class(traffic: TrafficClass) -> None:
 class Request:
     """One message to send or receive.
 
-    `done` becomes true once: a send's buffer may be reused, a receive's buffer is filled, or `error` says why neither
-    will happen. `on_done` is then called with the request, in the rank's thread, from inside `isend`, `irecv`,
-    `progress` or `close`. It must not call back into the transport.
+    `done` becomes true exactly once: when a send's buffer may be reused, when a receive's buffer is filled, or when
+    `error` says why neither will happen. `on_done` is then called with the request, in the rank's thread, from inside
+    `isend`, `irecv`, `progress` or `close`. It must not call back into the transport.
     """
 
     __slots__ = ("done", "error", "kind", "on_done", "peer", "tag", "view")
@@ -170,11 +170,11 @@ class Transport(Protocol):
     def now_s(self) -> float:
         """CLOCK_MONOTONIC as last read by `progress`, in seconds: accurate enough for timeouts, and free.
 
-        Under the virtual clock reading the time is a system call of 15 us, which used to dominate a rank's time.
+        Under the virtual clock, reading the time is a system call of 15 us.
         """
 
     def isend(self, peer: int, tag: int, view: memoryview, traffic: TrafficClass = BEST_EFFORT) -> Request:
-        """Start to send a message.
+        """Start sending a message.
 
         Args:
             peer: The receiving rank.
@@ -190,7 +190,7 @@ class Transport(Protocol):
         """
 
     def irecv(self, peer: int, tag: int, view: memoryview, traffic: TrafficClass = BEST_EFFORT) -> Request:
-        """Start to receive a message that the peer sends in the same class.
+        """Start receiving a message that the peer sends in the same class.
 
         Args, Returns and Raises are those of `isend`. A read-only view raises ValueError, too.
         """
@@ -199,7 +199,7 @@ class Transport(Protocol):
         """Make progress, blocking for up to `timeout_s` seconds (None: forever). May return early, never much late."""
 
     def wake(self) -> None:
-        """Make `progress` return soon. The only call that is safe from any thread or from a signal handler."""
+        """Make `progress` return soon. No other call is safe from other threads or from a signal handler."""
 
     def abort(self, reason: str) -> None:
         """Fail all requests and send the reason to the peers, as far as possible without blocking.
@@ -208,7 +208,7 @@ class Transport(Protocol):
         """
 
     def close(self) -> None:
-        """Flush what was started, say goodbye and release all resources, in bounded time. Idempotent."""
+        """Flush pending sends, say goodbye and release all resources, in bounded time. Idempotent."""
 
 
 def unwrap_transport(transport: Transport, kind: type[Found]) -> Found | None:
@@ -222,12 +222,12 @@ def unwrap_transport(transport: Transport, kind: type[Found]) -> Found | None:
 
 
 def encode_reason(reason: str) -> bytes:
-    """Return the reason of an abort as it is sent to the peers."""
+    """Encode the reason for an abort, to be sent to the peers."""
     return reason.encode()[:MAX_REASON_BYTES]
 
 
 def describe_abort(data: bytes | bytearray) -> str:
-    """Return a peer's reason for its abort as a sentence. The text is untrusted, so it is made printable."""
+    """Return a peer's reason for its abort as a sentence, made printable because the text is untrusted."""
     text = data[:MAX_REASON_BYTES].decode(errors="replace")
     return "it aborted: " + "".join(c if c.isprintable() else "?" for c in text)
 
@@ -256,7 +256,7 @@ def wait_all(transport: Transport, requests: Iterable[Request], timeout_s: float
 
     Raises:
         TransportError: The first error of a request.
-        TransportTimeout: With the peers that are still missing.
+        TransportTimeout: If requests are not done in time; names the missing peers.
     """
     deadline_s = time.monotonic() + timeout_s
     pending = list(requests)
@@ -284,8 +284,8 @@ OnPeerLost = Callable[[PeerLost], None]
 class PeerEvents(Protocol):
     """The optional part of a transport: notes, and callbacks for lost peers.
 
-    A transport from a plug-in may lack it. Failures are then seen only by the operations that meet them. Neither
-    callback may call back into the transport.
+    A transport from a plug-in may lack it. Then only operations with a lost peer notice its loss. Neither callback may
+    call back into the transport.
 
     Attributes:
         incarnations: The latest incarnation of each peer that said hello with a number above 0.
@@ -313,14 +313,14 @@ def find_peer_events(transport: Transport) -> PeerEvents | None:
 
 
 class PeerCounterMap(Mapping[int, PeerCounters]):
-    """Counters of all peers. Each is created on first access, since one rank of thousands talks to few."""
+    """Counters of all peers. Each is created on first access, since a rank talks to few of thousands of ranks."""
 
     def __init__(self, rank: int, size: int) -> None:
         self._rank, self._size = rank, size
         self._made: dict[int, PeerCounters] = {}
 
     def __getitem__(self, peer: int) -> PeerCounters:
-        """Return the counters of one peer. KeyError for this rank and for ranks that do not exist."""
+        """Return the counters of one peer. Raises KeyError for this rank and for ranks that do not exist."""
         found = self._made.get(peer)
         if found is None:
             if peer not in self:
@@ -339,7 +339,7 @@ class PeerCounterMap(Mapping[int, PeerCounters]):
 
 
 def buffer_address(view: memoryview) -> int:
-    """Return the address of the first byte of a view, for the kernel or a network card; 0 if it is empty.
+    """Return the address of the first byte of a view, for the kernel or a NIC; 0 if it is empty.
 
     The caller must keep the view alive while the address is in use.
     """

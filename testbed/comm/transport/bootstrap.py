@@ -36,8 +36,8 @@ class BootstrapCosts:
     """Emulated software time in seconds, on top of the real time.
 
     Attributes:
-        caller_s: At rank 0, for each rank that connects.
-        entry_s: At any rank, for each address that passes through.
+        caller_s: Time at rank 0 for each rank that connects.
+        entry_s: Time at any rank for each address that passes through.
     """
 
     caller_s: float = 0.0
@@ -45,12 +45,12 @@ class BootstrapCosts:
 
 
 NO_COSTS = BootstrapCosts()
-_MIN_SLEEP_S = 0.5e-3  # short costs are summed up, so that addresses are also handled in batches
+_MIN_SLEEP_S = 0.5e-3  # short costs add up before the rank sleeps, so that it handles addresses in batches
 
 
 @dataclass
 class BootstrapReport:
-    """What the bootstrap cost one rank: seconds, connections made, messages and bytes in both directions."""
+    """The bootstrap's cost for one rank: seconds, connections made, messages and bytes in both directions."""
 
     method: str
     time_s: float = 0.0
@@ -76,7 +76,7 @@ def bootstrap(
     master_listener: socket.socket | None = None,
     costs: BootstrapCosts = NO_COSTS,
 ) -> tuple[Addresses, BootstrapReport]:
-    """Return the addresses of all ranks, in rank order, and what the bootstrap cost this one.
+    """Return the addresses of all ranks, in rank order, and the bootstrap's cost for this rank.
 
     Args:
         method: One of METHODS.
@@ -90,7 +90,7 @@ def bootstrap(
         costs: Emulated software time.
 
     Raises:
-        TransportTimeout: With the ranks that did not appear.
+        TransportTimeout: If ranks do not appear; names them.
         TransportError: If a socket fails.
     """
     if method not in METHODS:
@@ -115,7 +115,7 @@ class _Exchange:
     timeout_s: float
     costs: BootstrapCosts
     deadline_s: float
-    pending_s: float = 0.0  # of software, to be slept
+    pending_s: float = 0.0  # software time not slept yet
 
     def __post_init__(self) -> None:
         self.report = BootstrapReport(self.method)
@@ -148,7 +148,7 @@ class _Exchange:
         return table
 
     def _spend(self, seconds: float, least_s: float = 0.0) -> None:
-        """Let software take this time; sleep once there are at least `least_s` to sleep."""
+        """Add this software time; sleep once at least `least_s` have accumulated."""
         self.pending_s += seconds
         if self.pending_s > 0 and self.pending_s >= least_s:
             time.sleep(self.pending_s)
@@ -199,7 +199,7 @@ class _Exchange:
         return dict(sorted(callers.items()))
 
     def _read_caller(self, sock: socket.socket, received: bytearray) -> int | None:
-        """Read more of a caller's hello: its rank once complete, -1 for an unknown caller, None until then."""
+        """Read more of a caller's hello: its rank once complete, -1 for an unknown caller, None before."""
         wanted = HELLO_BYTES + ENTRY_BYTES
         try:
             data = sock.recv(wanted - len(received))
@@ -228,7 +228,7 @@ class _Exchange:
         own = Addresses.of([self.own]).packed
         self._send(next_sock, self._hello(next_rank) + own)
         previous_sock = stack.enter_context(self._accept(listener, previous_rank))
-        entries = bytearray(own)  # of this rank, the previous one, the one before it, and so on
+        entries = bytearray(own)  # addresses of this rank, the previous one, the one before it, and so on
         whole, forwarded = self.size * ENTRY_BYTES, ENTRY_BYTES
         while len(entries) < whole:
             before = len(entries) // ENTRY_BYTES

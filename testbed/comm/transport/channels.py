@@ -1,10 +1,10 @@
 """Channels of a striped pair: a message is cut into segments, which are spread over several connections.
 
-After NCCLX's dynamic queue-pair load balancing (DQPLB; arXiv:2510.20171, and the public code `CtranIbVc`): segments
-go round the channels, and a channel with too many unacknowledged segments is skipped. Sequence numbers let the
-receiver put segments in order, the last segment of a message notifies, and small messages take a fast path over
-channel 0. Here a channel is a TCP connection, its completions are acknowledgements by the receiver, and data go
-straight into the buffer of the posted receive.
+After NCCLX's dynamic queue-pair load balancing (DQPLB; arXiv:2510.20171, and the public code `CtranIbVc`): segments are
+dealt to the channels round-robin, and a channel with too many unacknowledged segments is skipped. Sequence numbers let
+the receiver put segments in order, the last segment of a message notifies the receiver, and small messages take a fast
+path over channel 0. Here a channel is a TCP connection, its completions are acknowledgements by the receiver, and data
+goes straight into the buffer of the posted receive.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MODES = ("dqplb", "spray")
 
 @dataclass(frozen=True)
 class StripeSettings:
-    """How messages to a peer are striped; both ends of a pair have the same settings.
+    """Settings for striping the messages to a peer; both ends of a pair must have the same.
 
     The defaults are those of NCCLX's public code within a zone, except for the number of channels (16 there), which
     cost connections here, and the limit of the fast path.
@@ -35,11 +35,11 @@ class StripeSettings:
     Attributes:
         connections: The number of channels.
         segment_bytes: The largest segment.
-        outstanding: The most unacknowledged segments of a channel.
-        together: The most unacknowledged segments of all pairs with these settings; None: unlimited.
-        mode: "dqplb" numbers segments, and messages complete in their order. In "spray" segments have no number, and
-            the end of each message is announced separately, on channel 0.
-        fast_bytes: Messages up to this size go on channel 0 at once, in one piece, and count against no window.
+        outstanding: The maximum number of unacknowledged segments per channel.
+        together: The maximum over all pairs with these settings; None: unlimited.
+        mode: "dqplb" numbers segments, and messages complete in order. In "spray" segments have no number, and the end
+            of each message is announced separately, on channel 0.
+        fast_bytes: Messages up to this size go on channel 0 at once, in one piece, and do not count against any window.
     """
 
     connections: int = 4
@@ -66,7 +66,7 @@ class StripeSettings:
 
 
 class _Frame(NamedTuple):
-    """A frame header. `segments`: acknowledged. `offset`: in the message; in a NOTIFY frame, the number of segments."""
+    """A frame header. `segments`: number acknowledged. `offset`: in the message; in NOTIFY, its number of segments."""
 
     kind: int
     flags: int
@@ -99,18 +99,18 @@ class ChannelOwner(Protocol):
     peer: int
 
     def pump(self) -> None:
-        """Send more: there is room, or a new channel."""
+        """Send more, because there is room or a new channel."""
 
     def on_acknowledged(self, count: int) -> None:
         """Handle the acknowledgement of `count` segments."""
 
     def on_sent(self, out: OutgoingMessage, size_bytes: int) -> None:
-        """Handle that the kernel has accepted `size_bytes` more of a message."""
+        """Count `size_bytes` more bytes of a message as accepted by the kernel."""
 
     def incoming(
         self, channel: Channel, number: int, tag: int, total: int, fast: bool
     ) -> IncomingMessage | None:
-        """Return the incoming message of this number; None if it has to wait, or the peer breaks the protocol."""
+        """Return the incoming message of this number; None if it has to wait or the peer breaks the protocol."""
 
     def on_segment(
         self, channel: Channel, into: IncomingMessage, offset: int, length: int, flags: int, sequence: int
@@ -118,7 +118,7 @@ class ChannelOwner(Protocol):
         """Handle a complete segment."""
 
     def on_progress(self, into: IncomingMessage) -> None:
-        """Handle that the number of segments of a message is known."""
+        """Handle the arrival of a message's number of segments."""
 
     def on_channel_lost(self, channel: Channel, error: TransportError) -> None:
         """Handle the loss of the channel."""
@@ -232,7 +232,7 @@ class Channel(Stream):
         super()._on_goodbye(reason, orderly)
 
     def _wait_for_room(self) -> None:
-        """Leave the rest in the kernel until there is room."""
+        """Leave further data in the kernel until there is room."""
         if self.lost is None:
             self._target = None
             self._pause()

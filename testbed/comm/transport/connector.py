@@ -24,7 +24,7 @@ _FIRST_RETRY_S = 0.01
 _LAST_RETRY_S = 0.2
 _HELLO_TIMEOUT_S = 5.0
 _MAX_UNKNOWN_CALLERS = 256
-_IP_BIND_ADDRESS_NO_PORT = 24  # of linux/in.h
+_IP_BIND_ADDRESS_NO_PORT = 24  # from linux/in.h
 
 
 StreamKey = tuple[int, ConnectionKey]
@@ -33,14 +33,14 @@ StreamKey = tuple[int, ConnectionKey]
 
 @dataclass
 class _Handshake:
-    """A socket that has not yet proven to belong to a rank of this job.
+    """A socket that is not yet known to belong to a rank of this job.
 
     Attributes:
         sock: The socket, non-blocking.
-        deadline_s: When it is closed.
+        deadline_s: When the socket is closed if the handshake is incomplete.
         dialled: The connection that this rank dialled; None for an accepted one.
         hello_sent: Whether this rank has sent its hello.
-        received: What has come of the peer's.
+        received: The bytes of the peer's hello so far.
     """
 
     sock: socket.socket
@@ -85,11 +85,11 @@ class Connector:
         self._loop = loop
         self._stream_at = stream_at
         self._on_hello = on_hello
-        self._deadlines_s: dict[StreamKey, float] = {}  # of connections that this rank dials
-        self._attempts: dict[StreamKey, tuple[float, str]] = {}  # when to try again, and why
+        self._deadlines_s: dict[StreamKey, float] = {}  # connections that this rank dials
+        self._attempts: dict[StreamKey, tuple[float, str]] = {}  # when to retry, and why
         self._pauses_s: dict[StreamKey, float] = {}  # backoff
         self._handshakes: dict[int, _Handshake] = {}  # by file descriptor
-        self._due_s = 0.0  # when the first of these is due
+        self._due_s = 0.0  # the earliest deadline of these
         self._listener: socket.socket | None = None
 
     @property
@@ -157,7 +157,7 @@ class Connector:
         for stream_key, deadline_s in list(self._deadlines_s.items()):
             if now_s >= deadline_s:
                 self._time_out(stream_key)
-                due_s = now_s  # requests have failed: do not block
+                due_s = now_s  # do not block: requests have failed
                 continue
             due_s = min(due_s, deadline_s)
             if stream_key in self._attempts:
@@ -170,7 +170,7 @@ class Connector:
                 self._fail_handshake(handshake, f"no hello within {_HELLO_TIMEOUT_S:g} s")
             else:
                 due_s = min(due_s, handshake.deadline_s)
-        return min(due_s, self._due_s)  # dialling may have failed at once and be due again
+        return min(due_s, self._due_s)  # dialling may have failed at once, and another attempt be due
 
     def _time_out(self, stream_key: StreamKey) -> None:
         for handshake in list(self._handshakes.values()):
@@ -192,7 +192,7 @@ class Connector:
             self._settings.settings_of(self._rank, *stream_key).apply(sock, key.traffic)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             port = self._settings.local_port(self._rank, *stream_key)
-            if not port:  # a port that is free for this peer, not for all peers: there are enough of these
+            if not port:  # a port that is free towards this peer; ports free towards all peers would run out
                 sock.setsockopt(socket.IPPROTO_IP, _IP_BIND_ADDRESS_NO_PORT, 1)
             sock.bind((self._addresses[self._rank][0], port))
             number = sock.connect_ex(self._addresses[peer])
@@ -205,13 +205,13 @@ class Connector:
         self._begin_handshake(handshake)
 
     def _on_accept(self, mask: int) -> None:
-        """Accept one connection. epoll is level-triggered: it reports further ones again."""
+        """Accept one connection. epoll is level-triggered, so it reports further ones again."""
         assert self._listener is not None
         try:
             sock, _ = self._listener.accept()
-        except OSError:  # it was closed already
+        except OSError:  # already closed
             return
-        # all ranks may connect at once, and some unknown callers; dialled connections count, too
+        # room for all ranks and some unknown callers; dialled connections count, too
         if len(self._handshakes) >= 2 * self._size + _MAX_UNKNOWN_CALLERS:
             self.refused += 1
             sock.close()

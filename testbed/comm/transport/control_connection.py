@@ -1,7 +1,6 @@
-"""Pairs whose messages do not go over TCP, but which a TCP connection sets up and ends, as with queue pairs.
+"""Pairs whose messages bypass TCP, such as queue pairs, but which a TCP connection sets up and closes.
 
-Over this control connection the ends of a pair exchange what they need to reach each other. Notes and goodbyes go
-over it, too, and it detects a lost peer.
+Over this control connection, the ends of a pair exchange addresses, notes and goodbyes. It also detects a lost peer.
 """
 
 from __future__ import annotations
@@ -33,9 +32,9 @@ class ControlledMesh(Mesh[ControlledT]):
     """One rank's pairs, each with a control connection.
 
     Attributes:
-        setup_limits: The tags of the messages that set up a pair, and the most bytes of each.
-        setup_content: What they contain, for errors.
-        holds_goodbye: Whether a peer's goodbye is answered only once its pair can say goodbye, too.
+        setup_limits: The tags of the messages that set up a pair, with the size limit of each in bytes.
+        setup_content: The content of these messages, for errors.
+        holds_goodbye: Whether this rank answers a peer's goodbye only once its own pair can say goodbye, too.
     """
 
     setup_limits: ClassVar[Mapping[int, int]]
@@ -57,7 +56,7 @@ class ControlledMesh(Mesh[ControlledT]):
         raise NotImplementedError
 
     def _on_end(self, control: ControlConnection[ControlledT], error: TransportError) -> None:
-        """Handle that the peer is lost."""
+        """Handle the loss of the peer."""
         control.pair.fail(error)
 
     def _pair_info(self, pair: ControlledT) -> dict[str, Any]:

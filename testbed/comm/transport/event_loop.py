@@ -1,7 +1,7 @@
 """A rank's event loop: its sockets and a wake-up event, in one thread on one epoll instance.
 
-`ExactPoll` is epoll with timeouts in nanoseconds, by one system call. Python's own epoll counts milliseconds, and
-reads the clock as well. Each system call stops a guest's program, which is most of the cost of a message there.
+`ExactPoll` is epoll with timeouts in nanoseconds, in one system call. Python's own epoll counts milliseconds, and also
+reads the clock. In a guest, system calls are most of the cost of a message, because each one stops the program.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Protocol
 
 from testbed.clock import clock_here
 
-# The kernel may add a thousandth of the timeout, except for real-time processes, which ranks are in a guest. Without
+# The kernel may add a thousandth of the timeout, except for real-time processes such as ranks in a guest. Without
 # epoll_pwait2, epoll counts milliseconds; select is exact but slower.
 _EXACT_BELOW_S = 0.003
 _EARLY_SHARE = 0.998
@@ -44,8 +44,8 @@ class HasDescriptor(Protocol):
 class StallDetector:
     """Detects that a rank was not scheduled.
 
-    The rank never blocks longer than `wait_s`, so it was stalled if it is not back within `gap_s`. `gaps` has the
-    times (last seen, back again) of each stall, by CLOCK_MONOTONIC.
+    The rank never blocks longer than `wait_s`, so it was stalled if it does not run again within `gap_s`. `gaps` has
+    the times (last seen, back again) of each stall, in CLOCK_MONOTONIC.
     """
 
     wait_s: float
@@ -64,7 +64,7 @@ class EventLoop:
         self._epoll.register(self._bell, select.EPOLLIN)
         self._handlers: dict[int, Handler] = {self._bell: self._on_bell}
         self._masks: dict[int, int] = {}
-        self._priorities: dict[int, int] = {}  # of descriptors above 0
+        self._priorities: dict[int, int] = {}  # priorities of descriptors, if above 0
 
     @property
     def closed(self) -> bool:
@@ -75,7 +75,7 @@ class EventLoop:
         """Return the ready sockets as (descriptor, epoll mask), blocking for up to `timeout_s` (None: forever)."""
         if timeout_s is None:
             return self._epoll.poll()
-        # wake up too early rather than too late; the caller polls again for the rest
+        # wake up too early rather than too late; the caller polls again for the remaining time
         if self._exact.works:
             return self._exact.poll(timeout_s * self._early if timeout_s > _EXACT_BELOW_S else timeout_s)
         if timeout_s > _EXACT_BELOW_S:
@@ -141,7 +141,7 @@ def set_timer_slack() -> None:
     """Make the kernel wake this thread on time, instead of up to 50 us late as by default.
 
     When waiting for sockets the kernel allows itself a thousandth of the timeout on top, except for real-time
-    processes. In a guest, where computing takes no time, the real-time class costs nobody anything.
+    processes. In a guest, where computing takes no time, the real-time class delays no other process.
     """
     ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, 1)
     if clock_here() == "free":
@@ -163,7 +163,7 @@ class _Event(ctypes.Structure):
     _fields_ = (
         ("events", ctypes.c_uint32),
         ("gap", ctypes.c_char * (0 if platform.machine() == "x86_64" else 4)),
-        ("descriptor", ctypes.c_int32),  # of the eight bytes of user data Python fills these four
+        ("descriptor", ctypes.c_int32),  # Python fills only these four of the eight bytes of user data
         ("rest", ctypes.c_uint32),
     )
 

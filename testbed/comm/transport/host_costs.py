@@ -1,9 +1,9 @@
 """Host costs of messages and operations, for ranks and for the model of a step.
 
-Under the virtual clock software runs in no time, so its cost has to be added on purpose. A rank works on one message
-after another: each costs a fixed time and a time per byte, before it goes to the network and after it arrives. The
+Under the virtual clock, software takes no time, so its cost has to be added explicitly. A rank works on one message
+after another: each costs a fixed time plus a time per byte, both before it enters the network and after it arrives. The
 handover between device and host comes on top, in parallel with other messages. `CostedTransport` spends the cost of a
-message. The cost of an operation (a collective, or one end of a message between two ranks) is spent by its initiator.
+message. The initiator of an operation (a collective, or one end of a message between two ranks) spends its cost.
 Seconds and bytes are emulated ones.
 """
 
@@ -34,7 +34,7 @@ PAGE_BYTES = 4096  # smaller arrays are copied through registered memory
 
 @dataclass(frozen=True)
 class Registration:
-    """Time to register an array with a network card.
+    """Time to register an array with a NIC.
 
     Uniform between `least_s` and `most_s`, except for a share `rare` of arrays, which take `rare_s`.
     """
@@ -56,7 +56,7 @@ class Slots:
     Attributes:
         chunk_bytes: Size of a slot.
         count: The number of slots.
-        announced: Slots become free for a message only when its receiver waits for it, and has said so.
+        announced: Slots become free for a message only once its receiver has announced that it waits for it.
     """
 
     chunk_bytes: int = 256 * 1024
@@ -71,14 +71,15 @@ class Software:
     Attributes:
         protocol: Name of the message protocol.
         slots: The slots, if the protocol copies through slots.
-        message_s: Per message, or per chunk of a message that is cut, at each end; messages are processed one by one.
-        byte_s: Per byte, likewise.
-        note_s: Of a protocol's note; None: the same as a message.
+        message_s: Time per message, or per chunk of a message that is cut, at each end; messages are processed one by
+            one.
+        byte_s: Time per byte, at each end.
+        note_s: Time per note of a protocol; None: the same as for a message.
         handover_s: Extra latency of the handover between device and host, in parallel with other messages.
-        launch_s: Before an operation begins.
-        completion_s: After its last message.
-        synchronisation_s: Before an operation whose host must first read counts from the device.
-        registration: Of each array on first use; None: all arrays are registered.
+        launch_s: Time before an operation begins.
+        completion_s: Time after its last message.
+        synchronisation_s: Time before an operation whose host must first read counts from the device.
+        registration: Time for each array on first use; None: all arrays are registered.
         computing_share: The share of a rank's computing speed that a running operation takes away.
     """
 
@@ -106,7 +107,7 @@ class Software:
 
 
 class OperationCosts:
-    """The costs of one rank's operations, without their messages. `seed` of the random draws differs by rank."""
+    """The costs of one rank's operations, without their messages. The random `seed` differs by rank."""
 
     def __init__(self, software: Software, seed: str) -> None:
         self._software = software
@@ -114,7 +115,7 @@ class OperationCosts:
         self._registered: set[tuple[int, int]] = set()
 
     def before_s(self, address: int, size_bytes: int) -> float:
-        """Return the time until an operation on the array at this address begins, in seconds.
+        """Return the time in seconds until an operation on the array at this address begins.
 
         size_bytes: 0 for no array.
         """
@@ -143,10 +144,10 @@ class CostedTransport(Wrapper):
 
     Args:
         inner: The transport.
-        per_message_s: Per message.
-        per_byte_s: Per byte.
-        note_s: Per note of a protocol, instead of per_message_s; None: the same.
-        handover_s: Between device and host, of each message except notes, at each end. The rank can do other work
+        per_message_s: Time per message.
+        per_byte_s: Time per byte.
+        note_s: Time per note of a protocol, instead of per_message_s; None: the same.
+        handover_s: Time between device and host for each message except notes, at each end. The rank can do other work
             meanwhile.
     """
 

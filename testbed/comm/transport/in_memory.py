@@ -1,4 +1,4 @@
-"""An in-process network for tests: one transport per rank, driven by a thread each or all by one thread."""
+"""An in-process network for tests: one transport per rank, each driven by its own thread, or all by one thread."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class MemoryTransport:
             deque()
         )  # appended by other ranks' threads
         self._condition = threading.Condition()
-        self.incarnations: dict[int, int] = {}  # there are no hellos
+        self.incarnations: dict[int, int] = {}  # this network has no hellos
         self.on_note: OnNote | None = None
         self.on_peer_lost: OnPeerLost | None = None
 
@@ -140,7 +140,7 @@ class MemoryTransport:
         if self._closed:
             return
         self._closed = True
-        self.on_peer_lost = None  # the caller knows
+        self.on_peer_lost = None  # the caller knows already
         for peer in self.counters:
             self._network.transports[peer]._deliver(self.rank, _CLOSED, BEST_EFFORT, peers_reason)
             self._lose(peer, reason)

@@ -1,7 +1,7 @@
 """Base classes of layers over a transport.
 
-`Wrapper` forwards to the inner transport. `Layer` adds notes: small control messages between ranks, outside the
-messages.
+`Wrapper` forwards to the inner transport. `Layer` adds notes: small control messages between ranks, separate from the
+ranks' own messages.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Layer(Wrapper):
         super().__init__(inner)
         self._deferred: deque[Callable[[], None]] = deque()
         self._note_errors: dict[PairKey, TransportError | None] = {}
-        # by peer, what is added to the counters of the inner transport
+        # corrections to the inner transport's counters, by peer
         self._corrections: defaultdict[int, PeerCounters] = defaultdict(PeerCounters)
 
     def on_note(self, pair: PairKey, tag: int, number: int) -> None:
@@ -82,7 +82,7 @@ class Layer(Wrapper):
         raise NotImplementedError
 
     def on_lost(self, pair: PairKey, error: TransportError) -> None:
-        """Handle that no more notes will come from a peer in this class."""
+        """Handle the end of notes from a peer in this class."""
         raise NotImplementedError
 
     @property
@@ -113,7 +113,7 @@ class Layer(Wrapper):
         self._run_deferred()
 
     def close(self) -> None:
-        """See Transport. Waits for a limited time for sends that the peers have not asked for."""
+        """See Transport. Waits for a limited time for sends that peers have not requested yet."""
         deadline_s = time.monotonic() + _CLOSE_TIMEOUT_S
         while self.has_waiting_sends and (left_s := deadline_s - time.monotonic()) > 0:
             self.progress(left_s)
@@ -130,7 +130,7 @@ class Layer(Wrapper):
     # ---- for subclasses
 
     def _reclassify_sent(self, peer: int, header_bytes: int) -> None:
-        """Count as header bytes, and not as a message, what the inner transport counts as a message and its bytes."""
+        """Count as header bytes what the inner transport counts as a message and its payload."""
         own = self._corrections[peer]
         own.messages_sent -= 1
         own.bytes_sent -= header_bytes

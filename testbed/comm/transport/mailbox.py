@@ -15,17 +15,17 @@ ItemT = TypeVar("ItemT")
 
 
 class Staged:
-    """An unexpected message: its payload so far, in a buffer of its own."""
+    """An unexpected message: its payload so far, in a separate buffer."""
 
     __slots__ = ("view",)
 
     def __init__(self, length: int) -> None:
-        # numpy does not touch the memory, so an announced length costs nothing until data arrives
+        # NumPy does not touch the memory, so an announced length costs nothing until data arrives
         self.view = np.empty(length, dtype=np.uint8).data
 
 
 class TagQueues(dict[int, deque[ItemT]]):
-    """Queues by tag, of which none is empty."""
+    """Queues by tag; none is ever empty."""
 
     __slots__ = ()
 
@@ -62,12 +62,12 @@ class Mailbox:
     def has_room(self, length: int, max_bytes: int) -> bool:
         """Return whether a message of `length` bytes may be staged.
 
-        The number of messages is limited, too, even of empty ones.
+        The number of messages is limited, too, including empty ones.
         """
         return self.staged_bytes + length <= max_bytes and self.staged_messages < _MAX_MESSAGES
 
     def stage(self, tag: int, length: int) -> Staged:
-        """Return a buffer for a message of `length` bytes that came before its receive."""
+        """Return a buffer for a message of `length` bytes that arrived before its receive was posted."""
         staged = Staged(length)
         self.reserve(length)
         self.staged.put(tag, staged)

@@ -41,24 +41,24 @@ from testbed.comm.transport.wire import ConnectionKey
 
 
 class Pair(Protocol):
-    """What carries messages to and from one peer, of one class of traffic.
+    """The connections to one peer for one class of traffic.
 
     Attributes:
-        lost: Why nothing more comes from the peer.
+        lost: Why nothing more will arrive from the peer.
     """
 
     lost: TransportError | None
 
     @property
     def is_connected(self) -> bool:
-        """Whether it has, or had, all of its connections."""
+        """Whether all of its connections are open, or were."""
 
     @property
     def can_say_goodbye(self) -> bool:
-        """Whether nothing waits to be sent that cannot be sent behind the goodbye."""
+        """Whether everything has been sent that must precede the goodbye."""
 
     def send(self, request: Request) -> None:
-        """Send as much as the kernel accepts now, the rest when it can."""
+        """Send as much as the kernel accepts now, and the rest later."""
 
     def receive(self, request: Request) -> None:
         """Take the oldest message of the request's tag, or post the request."""
@@ -104,7 +104,7 @@ class Mesh(SocketView, Generic[PairT]):
         self._counters = PeerCounterMap(rank, self.size)
         self._best_effort: dict[int, PairT] = {}  # pairs by peer
         self._pairs: dict[TrafficClass, dict[int, PairT]] = {BEST_EFFORT: self._best_effort}
-        self._ended: TransportError | None = None  # why new streams are lost at once
+        self._ended: TransportError | None = None  # why new streams fail at once
         self._closed = False
         self._aborted_sockets: list[socket.socket] = []
         set_timer_slack()
@@ -130,7 +130,7 @@ class Mesh(SocketView, Generic[PairT]):
     def _make_stream(self, peer: int, key: ConnectionKey) -> Stream:
         """Return a new stream for a connection that this rank or a peer wants, and make its pair if there is none.
 
-        ValueError if there should be no such connection.
+        Raises ValueError if there should be no such connection.
         """
         raise NotImplementedError
 
@@ -211,7 +211,7 @@ class Mesh(SocketView, Generic[PairT]):
         """Connect to these peers (default: all), which must do the same, within the bootstrap timeout.
 
         Raises:
-            TransportTimeout: With the peers that did not appear.
+            TransportTimeout: If peers do not appear; names them.
             TransportError: The error of a connection that failed.
         """
         wanted = sorted(self._counters if peers is None else peers)
@@ -277,7 +277,7 @@ class Mesh(SocketView, Generic[PairT]):
         self._drop_lost(peer)
 
     def _on_hello(self, peer: int, incarnation: int) -> None:
-        """Handle a peer's hello. ValueError if a later incarnation of the peer is known."""
+        """Handle a peer's hello. Raises ValueError if a later incarnation of the peer is known."""
         known = self.incarnations.get(peer, 0)
         if incarnation < known:
             raise ValueError(f"incarnation: got {incarnation}, expected {known} or more")
@@ -291,7 +291,7 @@ class Mesh(SocketView, Generic[PairT]):
         self._drop_lost(peer)
 
     def _on_stream_lost(self, error: TransportError) -> None:
-        if isinstance(error, TransportTimeout):  # it never appeared
+        if isinstance(error, TransportTimeout):  # the peer never appeared
             error = PeerLost(self.rank, error.peers[0], str(error))
         if self.on_peer_lost is not None and isinstance(error, PeerLost) and not error.orderly:
             self.on_peer_lost(error)
@@ -301,7 +301,7 @@ class Mesh(SocketView, Generic[PairT]):
             self.on_note(peer, data)
 
     def _before_goodbye(self, deadline_s: float) -> None:
-        """Wait for what must be sent before the goodbye."""
+        """Wait until everything that must precede the goodbye is sent."""
         self._progress_until(
             lambda: all(pair.can_say_goodbye for pairs in self._pairs.values() for pair in pairs.values()),
             deadline_s,

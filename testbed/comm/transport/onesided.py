@@ -1,9 +1,9 @@
-"""One-sided operations: puts into a peer's memory, and signals; after RDMA WRITE and MPI's windows.
+"""One-sided operations, modelled on RDMA WRITE and MPI's windows: puts into a peer's memory, and signals.
 
-A put is a message whose tag encodes the receiver's window and the offset in it. Its bytes go there as they arrive,
-whatever the receiver does. A signal is an empty message, received by its own tag. It arrives after all puts that its
-sender began before it, for the same peer and class of traffic. The tags of both are above MAX_TAG: 15 bits for the
-window's number, and 48 for an offset in bytes or the kind of signal.
+A put is a message whose tag encodes the receiver's window and the offset in it. Its bytes are written there as they
+arrive, without any action of the receiver. A signal is an empty message, received by its own tag. It arrives after all
+puts that its sender began before it, for the same peer and class of traffic. The tags of both are above MAX_TAG: 15
+bits for the window's number, and 48 for an offset in bytes or the kind of signal.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from testbed.comm.transport.base import PeerCounters, Request, Transport, Transp
 
 _ONE_SIDED = 1 << 63
 _WINDOW_BIT = 48
-_OFFSETS = (1 << _WINDOW_BIT) - 2  # offsets above are for signals
-WINDOWS = 0x7FFF  # per rank at a time; the next number would clash with reserved tags
+_OFFSETS = (1 << _WINDOW_BIT) - 2  # larger offsets denote signals
+WINDOWS = 0x7FFF  # limit per rank; the next number would clash with reserved tags
 SIGNAL, FENCE = _OFFSETS, _OFFSETS + 1
 _PUTS_END = _ONE_SIDED | WINDOWS << _WINDOW_BIT
 
 
 def put_tag(window: int, offset_bytes: int) -> int:
-    """Return the tag of a put into a window of its receiver. ValueError if a tag cannot encode the offset."""
+    """Return the tag of a put into the receiver's window. Raises ValueError if a tag cannot encode the offset."""
     if not 0 <= offset_bytes < _OFFSETS:
         raise ValueError(f"offset: got {offset_bytes} bytes, expected 0 to {_OFFSETS - 1}")
     return _ONE_SIDED | window << _WINDOW_BIT | offset_bytes
@@ -54,7 +54,7 @@ class ExposedWindows:
     def add(self, view: memoryview, peers: Iterable[int]) -> int:
         """Let these peers write into `view` from now on.
 
-        Return the window's number. TransportError if there are too many.
+        Return the window's number. Raises TransportError if there are too many windows.
         """
         if len(self._windows) == WINDOWS:
             raise TransportError(f"window: got {WINDOWS + 1}, expected at most {WINDOWS} per rank")
@@ -68,7 +68,7 @@ class ExposedWindows:
         heapq.heappush(self._free, number)
 
     def place(self, peer: int, tag: int, length: int) -> Request | str:
-        """Return a receive for a peer's put, which nobody has to post; or, as text, what is wrong with the put."""
+        """Return a receive for a peer's put, or a text that says what is wrong with the put."""
         number = (tag & ~_ONE_SIDED) >> _WINDOW_BIT
         offset = tag & (1 << _WINDOW_BIT) - 1
         put = f"its put of {length} bytes at offset {offset} into window {number}"
@@ -82,7 +82,7 @@ class ExposedWindows:
 
 
 class PeerEnd(NamedTuple):
-    """What a rank's end of the messages with one peer has, whatever carries them.
+    """A rank's end of the messages with one peer, independent of the transport.
 
     Attributes:
         rank: This rank.

@@ -1,7 +1,7 @@
 """Reassembly of messages whose segments arrive in any order, and their matching with receives.
 
 Messages of a pair are numbered in the order in which they were sent, and are matched with receives in that order.
-`SegmentOrder` finds, from numbered segments, when everything up to the last segment of a message has arrived.
+`SegmentOrder` detects, from segment numbers, when everything up to the last segment of a message has arrived.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from testbed.comm.transport.mailbox import Mailbox, Staged, wrong_length
 from testbed.comm.transport.onesided import PeerEnd, is_one_sided, is_put
 
 MESSAGE_MASK = (1 << 32) - 1
-# how far a message may be ahead of the oldest one that has not begun: a sanity check, not flow control
+# limit on how far a message is ahead of the oldest one that has not begun: a sanity check, not flow control
 MAX_AHEAD = 1 << 20
 
 
 class IncomingMessage(Staged):
-    """A message of which a part has arrived. `request`: its receive, once known; `view`: the buffer in use now."""
+    """A message that has arrived in part. `request`: its receive, once known; `view`: the buffer in use now."""
 
     __slots__ = ("announced", "ended", "number", "received", "request", "segments", "staged", "tag", "total")
 
@@ -28,7 +28,7 @@ class IncomingMessage(Staged):
         self.number = number
         self.tag = tag
         self.total = total
-        self.staged = staged  # in a buffer of its own
+        self.staged = staged  # in a separate buffer
         self.request: Request | None = None
         self.received = 0
         self.segments: list[tuple[int, int]] = []
@@ -54,7 +54,7 @@ class Reassembler:
         raise NotImplementedError
 
     def _resume_reading(self) -> None:
-        """Retry what found no room before."""
+        """Retry reading, which had stopped for lack of room."""
 
     def _repoint(self, into: IncomingMessage, view: memoryview) -> int:
         """Redirect a message that is being received to other memory; return the bytes that had to be copied."""
@@ -84,7 +84,7 @@ class Reassembler:
             number: The message's number.
             tag: Its tag.
             total: Its length, in bytes.
-            slack: The factor on the limit for messages without a receive.
+            slack: A factor that raises the limit for messages without a receive.
         """
         into = self._messages.get(number)
         if into is not None:
@@ -115,7 +115,7 @@ class Reassembler:
         return None if self.lost is not None else into
 
     def end(self, into: IncomingMessage) -> None:
-        """Handle that all of a message has arrived."""
+        """Handle a message that has arrived completely."""
         if into.ended:
             return
         into.ended = True
@@ -151,7 +151,7 @@ class Reassembler:
         self._assign(into, request)
 
     def _complete_one_sided(self) -> None:
-        """Complete puts and deliver signals in order, each once it and all before it have arrived."""
+        """Complete puts and deliver signals in order, each once it and all earlier ones have arrived."""
         waiting = self._one_sided
         while waiting and waiting[0].ended:
             into = waiting.popleft()
@@ -161,10 +161,10 @@ class Reassembler:
                 self._match_receive(into)
 
     def _assign(self, into: IncomingMessage, request: Request) -> None:
-        """Give a message to this receive, whether it has arrived entirely, in part or not at all."""
+        """Give a message to this receive, however much of it has arrived."""
         if len(request.view) != into.total:
             request.fail(wrong_length(self.rank, self.peer, request.tag, into.total, len(request.view)))
-            if not into.staged:  # no room for it: its bytes are dropped
+            if not into.staged:  # without a staging buffer, its further bytes are received and dropped
                 if into.total > self._max_staged_bytes:
                     assert request.error is not None
                     self.fail(request.error)

@@ -1,4 +1,4 @@
-"""The view of the sockets at the bottom of a rank's transport, for measurements."""
+"""A view of the sockets below a rank's transport, for measurements."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class SocketView:
         return snapshots
 
     def open_connections(self) -> frozenset[object]:
-        """Return an object for each open connection, the same one for as long as it is open."""
+        """Return an object for each open connection, the same one while the connection is open."""
         return frozenset(stream for stream in self._streams.values() if stream.sock is not None)
 
     def peer_counts(self) -> dict[int, WireCounts] | None:
@@ -97,7 +97,7 @@ class SocketView:
 
 
 class NoSocketView(SocketView):
-    """The stand-in for a transport of a plug-in without a view: records of its connections stay empty."""
+    """The substitute for a plug-in transport without a view: records of its connections stay empty."""
 
     counts_payload = False
 
@@ -115,5 +115,5 @@ class NoSocketView(SocketView):
 
 
 def find_socket_view(transport: Transport) -> SocketView:
-    """Return the view that a transport is, or that is under its layers."""
+    """Return the transport, or the one under its layers, as a view."""
     return unwrap_transport(transport, SocketView) or NoSocketView()

@@ -1,9 +1,8 @@
 """TCP sockets: settings with read-back, state of a connection, and counters of its traffic.
 
 `SocketSettings` and `MeshSettings` configure sockets. `describe_connection`, `snapshot_connection` and
-`describe_socket_state` read TCP_INFO. `read_socket_options` reads options that only the owner of a socket can see, so
-that a change by somebody else is noticed. `read_wire_counts` counts segments and payload that the kernel sent and
-received.
+`describe_socket_state` read TCP_INFO. `read_socket_options` reads options that only the owner of a socket can see, to
+detect changes that others make. `read_wire_counts` counts segments and payload that the kernel sent and received.
 """
 
 from __future__ import annotations
@@ -46,13 +45,13 @@ _SNAPSHOT = struct.Struct("=68xI8xI16xI16xQ")  # rtt, congestion window, retrans
 _CONGESTION_CONTROLS = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
 
 
-# of asm-generic/socket.h
-_SO_MAX_PACING_RATE, _UNPACED = 47, 2**32 - 1  # unpaced is all ones, of any width
+# from asm-generic/socket.h
+_SO_MAX_PACING_RATE, _UNPACED = 47, 2**32 - 1  # all ones, of any width, means unpaced
 FORCED_OPTIONS = {
     socket.SO_SNDBUF: 32,
     socket.SO_RCVBUF: 33,
 }  # SO_SNDBUFFORCE, SO_RCVBUFFORCE: root may exceed the host's limits
-# of linux/mptcp.h
+# from linux/mptcp.h
 _SOL_MPTCP, _MPTCP_INFO, _MPTCP_FELL_BACK = 284, 1, 1
 IPPROTO_MPTCP = 262  # socket.IPPROTO_MPTCP from Python 3.10 on Linux, but not in every build
 
@@ -112,7 +111,7 @@ class SocketSettings:
             got = sock.getsockopt(socket.IPPROTO_IP, socket.IP_TOS) >> 2
             if got != traffic.dscp:
                 raise TransportError(f"DSCP: asked for {traffic.dscp}, the kernel uses {got}")
-        if traffic.priority:  # after the DSCP, which sets a priority of its own
+        if traffic.priority:  # after the DSCP, because setting that changes the priority, too
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY, traffic.priority)
             got = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY)
             if got != traffic.priority:
@@ -121,7 +120,7 @@ class SocketSettings:
 
 @dataclass(frozen=True)
 class MeshSettings:
-    """How sockets are created, and timeouts.
+    """Settings for creating sockets, and timeouts.
 
     Attributes:
         token: The job's secret. Connections of any other job are refused.
@@ -129,15 +128,16 @@ class MeshSettings:
         multipath: Use MPTCP instead of TCP.
         source_port: (rank, peer, connection) -> local port of a connection that `rank` dials, for reproducible ECMP
             hashing.
-        bootstrap_timeout_s: From dialling a peer, which may start later than this rank, until both have said hello.
+        bootstrap_timeout_s: Time from dialling a peer, which may start later than this rank, until both have said
+            hello.
         incarnation: How often this rank has come back after being lost.
         close_timeout_s: The limit of `close`.
-        max_staged_bytes: Per peer, for messages that arrive before their receive is posted. A peer that sends more
+        max_staged_bytes: Limit per peer for messages that arrive before their receive is posted. A peer that sends more
             is blocked.
-        send_buffer_bytes: Of each socket; None lets the kernel size it.
-        receive_buffer_bytes: Of each socket; None lets the kernel size it.
+        send_buffer_bytes: Size for each socket; None lets the kernel size it.
+        receive_buffer_bytes: Size for each socket; None lets the kernel size it.
         socket_of: (rank, peer, connection, common settings) -> settings of one connection.
-        port_bps: Rate of this rank's network card.
+        port_bps: Rate of this rank's NIC.
         bdp_bytes: Bandwidth-delay product of the path to each rank; None if unknown.
         path_bps: Rate of the narrowest link of the path to each rank; None if unknown.
         round_trips_s: Time of a full packet and its acknowledgement on the empty path to each rank; None if unknown.
@@ -221,7 +221,7 @@ def _read_pacing(sock: socket.socket) -> int:
 def describe_connection(sock: socket.socket) -> dict[str, Any]:
     """Return a connection's congestion control and statistics, ready for JSON, in seconds, bytes and segments.
 
-    A field that the kernel is too old to know reads as 0.
+    Fields that an old kernel does not know are 0.
     """
     raw = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES).ljust(_TCP_INFO_BYTES, b"\0")
     info = {
@@ -252,7 +252,7 @@ def snapshot_connection(sock: socket.socket) -> dict[str, float]:
 
 
 def describe_socket_state(sock: socket.socket) -> str:
-    """Return, as text, where undelivered bytes are. Raises OSError if the socket is closed."""
+    """Describe, as text, where undelivered bytes are. Raises OSError if the socket is closed."""
     unread, unacknowledged = (
         int.from_bytes(fcntl.ioctl(sock, request, bytes(4)), sys.byteorder)
         for request in (termios.FIONREAD, termios.TIOCOUTQ)
@@ -298,7 +298,7 @@ _NAME_BYTES = 16  # TCP_CA_NAME_MAX
 def read_socket_options(sock: socket.socket) -> SocketOptions:
     """Return a connection's options by name, without those that this kernel or kind of socket does not have.
 
-    Buffer sizes are included only if somebody set them: the kernel adapts the others as needed.
+    Buffer sizes are included only if they were set explicitly, because the kernel adapts the others as needed.
     """
     options: SocketOptions = {}
     for name, (level, option, size) in _OPTIONS.items():
@@ -340,7 +340,7 @@ class WireCounts(NamedTuple):
     """Traffic of one or more connections since they were created.
 
     Attributes:
-        subflows: The number of connections; of MPTCP, subflows that exist now.
+        subflows: The number of connections; for MPTCP, of subflows that exist now.
         segments_out: Segments sent.
         segments_in: Segments received.
         bytes_out: Payload sent. Retransmitted bytes count again.
@@ -382,7 +382,7 @@ def _unpack_wire_counts(raw: bytes) -> WireCounts:
 
 
 def _read_subflow_counts(sock: socket.socket) -> WireCounts:
-    """Sum over all current subflows. Python's getsockopt cannot pass the input that MPTCP_TCPINFO needs."""
+    """Sum over all current subflows, through libc: Python's getsockopt cannot pass the input of MPTCP_TCPINFO."""
     room = ctypes.create_string_buffer(_SUBFLOW_DATA.size + _MAX_SUBFLOWS * _WIRE_COUNTS.size)
     _SUBFLOW_DATA.pack_into(room, 0, _SUBFLOW_DATA.size, 0, 0, _WIRE_COUNTS.size)
     length = ctypes.c_uint(len(room))

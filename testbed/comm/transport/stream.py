@@ -26,23 +26,23 @@ from testbed.comm.transport.base import (
 from testbed.comm.transport.event_loop import ignore_events
 from testbed.comm.transport.sockets import IPPROTO_MPTCP, describe_connection
 
-# one read gets a header and a small payload, or several; of a large payload this much is copied twice
+# one read gets one or more headers with small payloads; up to this much of a large payload is copied twice
 _STAGE_BYTES = 16 * 1024
-# SO_RCVLOWAT: the kernel wakes a rank for this much of a payload, or for the rest, not for every packet. Above this
-# share of the receive buffer the kernel is slow to widen the window for a long path; small values are not worth a call
+# SO_RCVLOWAT: the kernel wakes a rank for this much of a payload, or for its rest, not for every packet. Above this
+# share of the receive buffer, it is slow to widen the window on long paths; small values are not worth a call.
 _LOW_WATER_SHARE = 16
 _LOW_WATER_MAX_BYTES = 256 * 1024
 _LOW_WATER_MIN_BYTES = 16 * 1024
-# payloads until the size of the receive buffer is read again
+# number of payloads after which the size of the receive buffer is read again
 _ROOM_KNOWN_FOR = 16
-# after this much from one peer others have a turn
+# after this many bytes from one peer, others have a turn
 _TURN_BYTES = 1024 * 1024
 
 _READ = select.EPOLLIN
 _WRITE = select.EPOLLOUT
 _CLOSED = select.EPOLLERR | select.EPOLLHUP | select.EPOLLRDHUP
 
-_RESET = struct.pack("ii", 1, 0)  # of SO_LINGER: close with a TCP reset
+_RESET = struct.pack("ii", 1, 0)  # value for SO_LINGER: close with a TCP reset
 
 NOTHING = memoryview(b"")
 
@@ -77,7 +77,7 @@ class Stream:
         self._target: memoryview | None = None
         self._low_water, self._room, self._room_known_for = 1, 0, 0
         self._paused = False
-        # the payload of a frame that is not a message, while it is received, and who takes it
+        # the payload of a frame that is not a message, while it is received, and its handler
         self._control: tuple[bytearray, Callable[[bytearray], None]] | None = None
 
     # ---- for subclasses
@@ -87,13 +87,13 @@ class Stream:
         raise NotImplementedError
 
     def _on_payload(self) -> None:
-        """Handle the complete payload that `_begin_payload` made room for; here of a frame that is not a message."""
+        """Handle the complete payload that `_begin_payload` made room for; here, that of a frame without a message."""
         assert self._control is not None
         (data, then), self._control = self._control, None
         then(data)
 
     def _on_frame_sent(self, what: Any, size_bytes: int) -> None:
-        """Handle that the kernel has accepted all of a frame."""
+        """Handle a frame that the kernel has accepted completely."""
         raise NotImplementedError
 
     def _goodbye_header(self, reason: bytes) -> bytes:
@@ -105,15 +105,15 @@ class Stream:
         raise NotImplementedError
 
     def _on_lost(self, error: TransportError) -> None:
-        """Handle that the socket is gone and queued frames are dropped."""
+        """Handle the loss of the socket, after which queued frames are dropped."""
         raise NotImplementedError
 
     # ---- called by the rank
 
     def queue(self, header: bytes, view: memoryview, what: Any, first: bool = False) -> None:
-        """Send as much as the kernel accepts now, the rest when it can.
+        """Send as much as the kernel accepts now, and the rest later.
 
-        first: ahead of all frames that have not begun.
+        first: whether to send it ahead of all frames that have not begun.
         """
         if self.lost is not None:
             return
@@ -216,7 +216,7 @@ class Stream:
             self.on_lost(self.lost)
 
     def reset(self, reason: str) -> None:
-        """Fail with a TCP reset: data in flight to the peer is not retransmitted."""
+        """Fail with a TCP reset, so that data in flight to the peer is not retransmitted."""
         if self.sock is not None:
             self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         self.fail(reason)
@@ -268,7 +268,7 @@ class Stream:
     # ---- receiving
 
     def _read(self) -> None:
-        """Read until a large payload is complete, no more data is there, or other streams should have a turn."""
+        """Read until a large payload is complete, no more data is available, or other streams should have a turn."""
         sock = self.sock
         assert sock is not None
         taken = 0
@@ -334,7 +334,7 @@ class Stream:
     # ---- frames that are not messages
 
     def _begin_control(self, length: int, then: Callable[[bytearray], None]) -> bool:
-        """Make room for a payload of so many bytes, which `then` is called with."""
+        """Make room for a payload of this many bytes; when it is complete, call `then` with it."""
         self._control = bytearray(length), then
         self._target = memoryview(self._control[0])
         return True
@@ -365,7 +365,7 @@ class Stream:
         self._update_events()
 
     def _on_goodbye(self, reason: str, orderly: bool = False) -> None:
-        """Handle the peer's goodbye. The peer waits for ours, unless it is on its way already; then both ends close."""
+        """Handle the peer's goodbye. The peer waits for ours, unless it is already under way; both ends then close."""
         sock = self.sock
         assert sock is not None
         with contextlib.suppress(OSError):

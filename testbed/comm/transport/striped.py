@@ -1,8 +1,8 @@
 """Large messages striped over several connections per peer: see `channels` for the frames.
 
-A rank may also limit the unacknowledged segments of all pairs at one distance together (`SharedWindow`). A window per
+A rank may also limit the total of unacknowledged segments of all pairs at one distance (`SharedWindow`). A window per
 pair would be too small for the last active pair, which could have the links to itself, or too large for all pairs at
-once. Free segments of the shared window go round-robin to the waiting pairs.
+once. The shared window gives free segments to waiting pairs round-robin.
 """
 
 from __future__ import annotations
@@ -84,20 +84,20 @@ class StripedPair(Reassembler):
         self.settings = settings
         self._window = window  # shared with other pairs, besides the channels' own windows
         self.channels: dict[int, Channel] = {}
-        self._begun = False  # striping has begun
+        self._begun = False  # whether striping has begun
         self._asking_channel: Channel | None = None  # the channel whose segment begins a message
         # outgoing
         self._next_message = 0
         self._next_sequence = 0
         self._next_channel = 0
-        self._waiting: deque[OutgoingMessage] = deque()  # not completely cut
+        self._waiting: deque[OutgoingMessage] = deque()  # messages not completely cut into segments
         self._unsent: dict[int, OutgoingMessage] = {}  # messages that the kernel has not accepted completely
         # incoming
         self._sequences: SegmentOrder[IncomingMessage] = SegmentOrder()
 
     @property
     def is_connected(self) -> bool:
-        """Whether every channel has, or had, a connection."""
+        """Whether every channel has a connection, or had one."""
         return self._begun or self.settings.connections == sum(
             channel.is_connected or channel.lost is not None for channel in self.channels.values()
         )
@@ -111,7 +111,7 @@ class StripedPair(Reassembler):
     # ---- called by the rank
 
     def send(self, request: Request) -> None:
-        """Send as much as the channels accept now, the rest when they can."""
+        """Send as much as the channels accept now, and the rest later."""
         if self.lost is not None:
             request.fail(self.lost)
             return
@@ -135,7 +135,7 @@ class StripedPair(Reassembler):
     def pump(self, max_segments: int | None = None) -> None:
         """Spread waiting messages over channels with room.
 
-        max_segments: the segments of this pair's turn in a shared window.
+        max_segments: the maximum in this pair's turn in a shared window.
         """
         if not self._begun:
             # every pair starts with the same channel, whichever connected first
@@ -238,13 +238,13 @@ class StripedPair(Reassembler):
             self.on_progress(complete)
 
     def on_progress(self, into: IncomingMessage) -> None:
-        """Finish the message if all its segments have come."""
+        """Finish the message if all its segments have arrived."""
         if into.announced is None or into.received < into.total or into.announced > len(into.segments):
             return
         self.end(into)
 
     def on_channel_lost(self, channel: Channel, error: TransportError) -> None:
-        """Handle a lost channel: after a goodbye the others finish first, otherwise the peer is lost."""
+        """Handle a lost channel: after a goodbye, the other channels finish first; otherwise the peer is lost."""
         if not channel.peer_said_goodbye or all(other.lost is not None for other in self.channels.values()):
             self.fail(error)
 

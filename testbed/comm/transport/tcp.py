@@ -1,7 +1,7 @@
 """Non-blocking TCP between ranks: one connection per pair of ranks and class of traffic.
 
-A connection is made when either side first uses it, or to all peers at once with `connect`. It carries whole
-messages, one after the other, straight into the buffers of their receives.
+A connection is made when either side first uses it, or to all peers at once with `connect`. It carries whole messages,
+one after another, which are received straight into the buffers of their receives.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Connection(Stream):
     """
 
     header_bytes = HEADER_BYTES
-    can_say_goodbye = True  # its goodbye is sent behind all messages
+    can_say_goodbye = True  # the goodbye is sent after all messages
 
     def __init__(self, end: PeerEnd) -> None:
         super().__init__(end.rank, end.peer)
@@ -45,7 +45,7 @@ class Connection(Stream):
     # ---- called by the rank
 
     def send(self, request: Request) -> None:
-        """Send as much as the kernel accepts now, the rest when it can."""
+        """Send as much as the kernel accepts now, and the rest later."""
         if self.lost is not None:
             request.fail(self.lost)
         else:
@@ -110,7 +110,7 @@ class Connection(Stream):
             if length > self._max_staged_bytes:
                 self.fail(error)
                 return False
-            into = Staged(length)  # dropped; later messages may still be valid
+            into = Staged(length)  # the message is dropped; later messages may still be valid
         elif self._mailbox.has_room(length, self._max_staged_bytes):
             into = self._mailbox.stage(tag, length)
         else:

@@ -1,10 +1,10 @@
 """Wire format between two ranks.
 
 A connection begins with one hello from each side, the dialling side first. After that each side sends messages: a
-header of 16 bytes (tag, length; little-endian, unsigned, 64 bits each), then the payload. Notes have a tag of their
-own and are for the ranks' communicators. The last message is a goodbye; its payload, if any, is the reason of an
-abort. Channels of a striped pair send frames instead: see `channels`. `Addresses` is the format in which ranks
-exchange addresses at bootstrap.
+header of 16 bytes (tag, length; little-endian, unsigned, 64 bits each), then the payload. Notes have a reserved tag and
+are for the ranks' communicators. The last message is a goodbye; its payload, if any, is the reason of an abort.
+Channels of a striped pair send frames instead: see `channels`. `Addresses` is the format in which ranks exchange
+addresses at bootstrap.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ Address = tuple[str, int]
 class Addresses(Sequence[Address]):
     """Addresses of ranks in wire format, six bytes each.
 
-    As tuples, thousands for thousands of ranks would take gigabytes.
+    With thousands of ranks that each know thousands of addresses, tuples would take gigabytes.
     """
 
     def __init__(self, packed: bytes) -> None:

@@ -1,8 +1,8 @@
-"""Compute times of a step, by kind, from a PyTorch profiler's trace of a run on an accelerator.
+"""Compute times of a step by kind, read from a PyTorch profiler trace of a run on an accelerator.
 
 The format is that of `torch.profiler.profile(...).export_chrome_trace` (Kineto): JSON whose `traceEvents` follow
-Chrome's format, with times in microseconds. Device events have the category kernel, gpu_memcpy or gpu_memset and
-name the call that launched them by `args.correlation`; what the program did at that call says which part of the
+Chrome's format, with times in microseconds. Device events have the category kernel, gpu_memcpy or gpu_memset. Their
+`args.correlation` identifies the call that launched them, and that call's place in the program shows which part of the
 step they belong to.
 """
 
@@ -41,12 +41,12 @@ Span = tuple[float, float]
 
 @dataclass(frozen=True)
 class Profile:
-    """A measured step: the one of median compute time.
+    """A measured step, the one with the median compute time.
 
     seconds: compute time of the device, by kind.
     communication_s: time in which the device only communicates.
     idle_s: time in which the device is idle.
-    steps: the number of steps of which it is the median.
+    steps: the number of steps from which the median was taken.
     rank: the rank that was traced, None if the trace does not say.
     """
 
@@ -94,7 +94,7 @@ def read_profiles(path: Path) -> list[Profile]:
 
 
 def profile_for_rank(profiles: list[Profile], rank: int) -> Profile:
-    """Return a rank's own profile, that of the nearest lower rank, or the first: pipeline stages are consecutive."""
+    """Return a rank's own profile, else that of the nearest lower rank (stages are consecutive), else the first."""
     below = [one for one in profiles if one.rank is not None and one.rank <= rank]
     return below[-1] if below else profiles[0]
 
@@ -191,7 +191,7 @@ class _Events:
         return float(found)
 
     def profile(self, rank: int | None) -> Profile:
-        """Return the step of median compute time. Raises BadInput if there is none."""
+        """Return the step with the median compute time. Raises BadInput if there is none."""
         self._check()
         backward = {thread: _outermost(spans) for thread, spans in self.backward.items()}
         optimizers = {thread: _outermost(spans) for thread, spans in self.optimizers.items()}
@@ -257,13 +257,13 @@ class _Step:
 
     @property
     def trains(self) -> bool:
-        """Whether it has a backward pass."""
+        """Whether the step has a backward pass."""
         return self.last_backward_us > -math.inf
 
     def kind(self, at_us: float, thread: Thread) -> str:
         """Return the kind of a kernel launched at this time.
 
-        It is backward in autograd's threads or calls, and forward before a backward pass.
+        The kind is backward in autograd's threads or calls, and forward before a backward pass.
         """
         if _within(self.optimizers.get(thread, []), at_us):
             return COMPUTE

@@ -1,7 +1,8 @@
-"""Classes of ranks that do the same in a script, so that one is recorded for all; found from groups and messages.
+"""Classes of ranks that execute the same work in a script, so that one recording per class suffices.
 
-Ranks that execute collectives together and send each other no messages are assumed to be alike, as in data, tensor
-and expert parallelism. Stages of a pipeline differ. One more rank of each class is run to verify this.
+Classes follow from groups and messages. Ranks that execute collectives together and send each other no messages are
+assumed to do the same, as in data, tensor and expert parallelism. Stages of a pipeline differ. One more rank of each
+class is run to verify this.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ Record = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class RankClass:
-    """A class of ranks that are alike.
+    """A class of ranks that execute the same work.
 
     leader: the rank that was recorded.
     pipelines: the groups within which it sends messages.
@@ -47,7 +48,7 @@ def pipelines_of(record: Record, rank: int) -> tuple[tuple[int, ...], ...]:
 
 
 def family_of(record: Record, name: str) -> tuple[tuple[int, ...], ...]:
-    """Return the disjoint groups of the same purpose and size as this one; only this group if they overlap."""
+    """Return all groups of this one's purpose and size if they are disjoint; otherwise only this group."""
     own = tuple(record["groups"][name])
     found = [
         tuple(members)
@@ -60,7 +61,7 @@ def family_of(record: Record, name: str) -> tuple[tuple[int, ...], ...]:
 
 
 def class_of(record: Record, rank: int) -> RankClass:
-    """Return the class of all ranks that are assumed to be like this one."""
+    """Return the class of all ranks that are assumed to do the same as this one."""
     pipelines = pipelines_of(record, rank)
     # stages of the same pipeline differ
     different = next((set(members) for members in pipelines if rank in members), peers_of(record)) - {rank}
@@ -80,7 +81,7 @@ def class_of(record: Record, rank: int) -> RankClass:
 
 
 def next_leaders(classes: Iterable[RankClass], size: int) -> list[int]:
-    """Return the ranks to record next, which are in no class yet: all of a leader's pipeline, or the lowest rank."""
+    """Return the next ranks to record, which are in no class yet: all of a leader's pipeline, or the lowest rank."""
     classes = list(classes)
     known = {rank for one in classes for rank in one.members}
     pipelines = (members for one in classes for members in one.pipelines if one.leader in members)

@@ -39,7 +39,7 @@ spec.loader.exec_module(module)
 del sys.argv[1]
 runpy.run_module("testbed.contrib.capture.recorder", run_name="__main__")
 """
-"""Makes only the package `testbed` importable, because the script's Python has its own packages."""
+"""Code that makes only the package `testbed` importable, because the script's Python has its own packages."""
 
 
 class CaptureError(TestbedError):
@@ -52,7 +52,7 @@ class RanksDoNotMatch(BadInput):
 
 @dataclass(frozen=True)
 class Request:
-    """What to capture. python: an interpreter that has PyTorch. at_once: ranks that run concurrently."""
+    """A request for a capture. python: an interpreter that has PyTorch. at_once: ranks that run concurrently."""
 
     script: str
     arguments: tuple[str, ...] = ()
@@ -71,7 +71,7 @@ class CaptureResult:
     """The result of a capture.
 
     trace: the trace of the job.
-    classes: classes of ranks that are alike.
+    classes: classes of ranks that execute the same work.
     ran: ranks that were actually run.
     notes: remarks for the user.
     """
@@ -154,7 +154,7 @@ class _Capture:
                 problem, ran = None, self.recorder.records.get(rank)
                 if nodes is None:
                     problem = "its groups are ambiguous"
-                elif ran is not None:  # compare with what its class predicts
+                elif ran is not None:  # compare with the prediction from its class
                     problem = find_difference(nodes, ran["nodes"])
                 if nodes is None or problem is not None:
                     self.notes.append(
@@ -220,7 +220,7 @@ class _Recorder:
         return self.records
 
     def begin(self, rank: int) -> None:
-        """Start a rank that will be needed later; objects that it waits for are supplied then."""
+        """Start a rank that is needed later, when the objects that it waits for are supplied."""
         self._write(f"try {rank}\n")
 
     def _write(self, text: str) -> None:

@@ -29,7 +29,7 @@ class ComputeModel:
 
 
 def peaks_of(accelerator: Mapping[str, Any]) -> dict[str, float]:
-    """Return flop/s by PyTorch's element type; float32 is multiplied as TF32, at half the rate of bf16."""
+    """Return flop/s by PyTorch's element type; float32 products are computed as TF32, at half the rate of bf16."""
     bf16, fp8 = accelerator["peak"]["bf16"], accelerator["peak"]["fp8"]
     found = {"bfloat16": bf16, "float16": bf16, "float32": bf16 / 2}
     return found | {f"float8_{kind}": fp8 for kind in ("e4m3fn", "e5m2", "e4m3fnuz", "e5m2fnuz")}
@@ -38,7 +38,7 @@ def peaks_of(accelerator: Mapping[str, Any]) -> dict[str, float]:
 def estimate_computing(model: str, accelerator: Mapping[str, Any]) -> ComputeModel:
     """Return the compute model of this name or file.
 
-    - utilisation: flops at the share of the peak that training achieves, as elsewhere in the testbed;
+    - utilisation: flops at the share of the peak rate that training achieves, as elsewhere in the testbed;
     - roofline: the lower bound of every kernel, limited by the peak or by memory bandwidth;
     - the path of a profiler's trace or a folder of them, see `read_computing_profile`;
     - the path of a table, see `read_computing_table`.
@@ -156,7 +156,7 @@ def _message_kind(record: Record) -> str:
 
 
 def _node(node: Mapping[str, Any], record: Record, message_kind: str, duration_s: float) -> Node:
-    """Return a recorded node, whose keys are the fields of the trace's class for its type."""
+    """Convert a recorded node to the trace's class for its type, whose fields are its keys."""
     own = {key: value for key, value in node.items() if key not in ("type", "seconds")}
     own["after"] = tuple(node["after"])
     if node["type"] == "compute":

@@ -1,6 +1,6 @@
 """Conformance suite for collective algorithms: exact results for sizes, types and layouts, and planned bytes.
 
-Algorithms of an all-to-all whose receivers do not know the number of rows are checked as well.
+It also covers algorithms of an all-to-all whose receivers do not know the number of rows.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def check_algorithm(
 
     Every number of ranks is tried in one building, in two unequal ones, and interleaved over three. Plans must fit
     together without deadlock, every element must be exact, inputs must be unchanged, and each pair of ranks must
-    exchange the bytes that the plans say. Data types and reductions take turns.
+    exchange the bytes that the plans specify. Data types and reductions take turns.
 
     Args:
         algorithm: Made by its collective's `algorithm` decorator; or a `RowsAlgorithm`, for rows whose number
@@ -68,10 +68,10 @@ def check_algorithm(
         collective: The collective that it implements; None: the one it was made for.
         sizes: Numbers of ranks.
         numels: Elements of a block, or the maximum rows per pair of ranks; two of them are used with each layout.
-        typed: (data type, reduction) pairs; None: all in turn.
+        typed: (data type, reduction) pairs; None: all pairs in turn.
 
     Raises:
-        WrongPlan: If a plan alone is wrong: a deadlock, or a rank that ends without what it should have.
+        WrongPlan: If a plan itself is wrong: it deadlocks, or a rank ends without the blocks that it should have.
         Nonconforming: If data or bytes are wrong.
         PluginError: If the algorithm raises or does not exist.
 
@@ -160,7 +160,7 @@ def _check(
     if collective is ALL_REDUCE:
         outputs = inputs
     try:
-        if collective is ALL_REDUCE:  # in place, as ranks call it
+        if collective is ALL_REDUCE:  # in place, as ranks use it
             sent = run(groups, Communicator.all_reduce, outputs, op=op, algorithm=algorithm)
         else:
             kinds = [collective] * size

@@ -52,7 +52,7 @@ def sent_bytes(communicators: Sequence[Communicator]) -> Sent:
 
 
 def finish(communicators: Sequence[Communicator], works: Sequence[Work]) -> None:
-    """Drive all ranks until all works are done. On a deadlock, the CollectiveTimeout names who waits for whom."""
+    """Drive all ranks until all Works are done. On a deadlock, CollectiveTimeout names which rank waits for which."""
     for _ in range(ROUNDS):
         if all(work.is_completed() for work in works):
             break
@@ -64,9 +64,9 @@ def finish(communicators: Sequence[Communicator], works: Sequence[Work]) -> None
 
 
 def layouts(size: int) -> list[list[int]]:
-    """Return assignments of ranks to buildings, as far as there are enough ranks.
+    """Return assignments of ranks to buildings, if there are enough ranks for each.
 
-    All in one building; consecutive ranks in two unequal ones; ranks interleaved over three.
+    They are: all ranks in one building, consecutive ranks in two unequal buildings, ranks interleaved over three.
     """
     found = [[0] * size]
     if size >= 2:
@@ -78,7 +78,7 @@ def layouts(size: int) -> list[list[int]]:
 
 Program = Callable[[Transport], Any]
 Runner = Callable[[int, Program], "list[Any]"]
-"""Runs a program on each of so many ranks, one thread each, and returns their results."""
+"""Runs a program on this many ranks, one thread each, and returns their results."""
 
 
 def in_threads(size: int, make: Callable[[int], Transport], program: Program) -> list[Any]:
@@ -116,12 +116,12 @@ def raises(kind: type[Exception], match: str = "") -> Any:
 
 
 def wait_requests(transport: Transport, *requests: Request) -> None:
-    """Wait for all requests, at most ten seconds."""
+    """Wait for all requests, for at most ten seconds."""
     wait_all(transport, requests, 10)
 
 
 def linger(transport: Transport, seconds: float) -> None:
-    """Make progress for this long."""
+    """Make progress for this many seconds."""
     end_s = time.monotonic() + seconds
     while time.monotonic() < end_s:
         transport.progress(0.01)

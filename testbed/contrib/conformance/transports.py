@@ -35,7 +35,7 @@ def check_transport(transport: Mesh | TransportKind, *, sends_wait: bool = False
     Puts and signals are checked if the transport, or one beneath it, supports them.
 
     Args:
-        transport: A kind of transport with its options, which is run over loopback; or a factory of transports.
+        transport: A kind of transport with its options, to be run over loopback; or a factory of transports.
         sends_wait: Whether sends complete only when the peer has posted its receive, as with `rendezvous`.
 
     Example:

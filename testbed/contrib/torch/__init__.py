@@ -1,6 +1,6 @@
 """A torch.distributed backend on the testbed: `init_process_group("testbed")` in a program under `testbed launch`.
 
-PyTorch calls `autoload` by itself when it is imported; `computing` simulates the compute time of an accelerator.
+PyTorch calls `autoload` automatically on import; `computing` simulates the compute time of an accelerator.
 """
 
 import warnings

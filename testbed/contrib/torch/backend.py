@@ -24,7 +24,7 @@ NUMBERS = 1024
 
 
 class _Process:
-    """The state of this process: its job, the worker, made with its first group, and its count of default groups."""
+    """The state of this process: its job, the worker (made with its first group), and its count of default groups."""
 
     def __init__(self) -> None:
         self.job = ProgramJob.here()
@@ -57,7 +57,7 @@ this_process = functools.cache(_Process)
 
 
 def register() -> None:
-    """Register the backend, as the default if `testbed launch` says so."""
+    """Register the backend; it is the default if `testbed launch` requests that."""
     if NAME.upper() in dist.Backend._plugins:
         return
     dist.Backend.register_backend(NAME, make_group, extended_api=True, devices=["cpu"])

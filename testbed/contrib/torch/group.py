@@ -29,7 +29,7 @@ _METHODS = {
 
 
 class Group(ProcessGroupBase):
-    """Ranks of a job that execute collectives together, each as torch.distributed describes it."""
+    """Ranks of a job that execute collectives together, with the semantics of torch.distributed."""
 
     # ---- reductions
 
@@ -252,9 +252,9 @@ _IN_TORCH: dict[str, Callable[..., Any]] = {
 
 
 class Staged:
-    """A tensor's elements as a flat array: its own memory, or a copy if that is not contiguous.
+    """A tensor's elements as a flat array, in its own memory or, if that is not contiguous, in a copy.
 
-    writes: `copy_back` copies what was written to the array into the tensor.
+    writes: whether `copy_back` copies the array's new content into the tensor.
     """
 
     def __init__(self, tensor: torch.Tensor, writes: bool = False) -> None:
@@ -268,7 +268,7 @@ class Staged:
         self.array: Array = _carried(plain).numpy()
 
     def copy_back(self) -> None:
-        """Copy the array into the tensor, if it is not its memory."""
+        """Copy the array into the tensor, unless it is the tensor's memory."""
         if self._tensor is not None:
             self._tensor.copy_(self._plain)
 
@@ -303,7 +303,7 @@ def reduction(op: Any, dtype: torch.dtype) -> str | Reduction:
         return name
     if bits is not None and not dtype.is_floating_point and not dtype.is_complex:
         return Reduction(bits.__name__, bits)
-    if dtype == torch.bool and name in ("sum", "max"):  # as in gloo: logical or
+    if dtype == torch.bool and name in ("sum", "max"):  # a logical or, as in gloo
         return Reduction("any", np.bitwise_or)
     if dtype == torch.bool and name in ("product", "min"):
         return Reduction("all", np.bitwise_and)

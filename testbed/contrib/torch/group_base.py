@@ -1,4 +1,4 @@
-"""The base of process groups: what PyTorch asks of them, and how operations are submitted to the worker.
+"""The base of process groups: the interface that PyTorch requires, and submission of operations to the worker.
 
 `Work` is PyTorch's handle, with a future, of operations that the worker executes.
 """
@@ -25,10 +25,10 @@ Begin = Callable[[], collectives.Work]
 
 
 class ProcessGroupBase(dist.ProcessGroup):  # type: ignore[misc]
-    """Members of a process group; the operations are in `Group` and start in the order in which they are called.
+    """A process group without its operations, which `Group` adds and which start in the order of calls.
 
     communicator: used by the worker's thread only.
-    timeout_s: timeout of operations without their own; a timed-out wait reports whom it waited for.
+    timeout_s: timeout of operations without their own; a wait that times out reports which ranks it waited for.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class ProcessGroupBase(dist.ProcessGroup):  # type: ignore[misc]
     _set_group_name, _set_group_desc = setGroupName, setGroupDesc
 
     def get_group_store(self) -> Any:
-        """Return the store that its ranks share."""
+        """Return the store that the group's ranks share."""
         return self._store
 
     @property
@@ -102,7 +102,7 @@ class ProcessGroupBase(dist.ProcessGroup):  # type: ignore[misc]
         self._store = None
 
     def abort(self) -> None:
-        """End its operations, here and on all its ranks."""
+        """End the group's operations, on this rank and all others."""
         self._worker.call(lambda _: self._communicator.abort("its process group was aborted"))
 
     # ---- coalescing
@@ -145,7 +145,7 @@ _callback_pool: list[ThreadPoolExecutor] = []
 
 
 class Work(dist.Work):  # type: ignore[misc]
-    """One operation, or several as one. tensors: its results, as futures return them."""
+    """One operation, or several combined. tensors: its results, which futures return."""
 
     def __init__(self, parts: Sequence[PendingOperation], tensors: Any) -> None:
         super().__init__()
@@ -154,7 +154,7 @@ class Work(dist.Work):  # type: ignore[misc]
         self._future: torch.futures.Future[Any] | None = None
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Wait until it is done; raises its error. Without `timeout`, the operation's own timeout applies."""
+        """Wait until the operation is done; raises its error. Without `timeout`, its own timeout applies."""
         sleep_pending()
         seconds = timeout.total_seconds() if timeout is not None else 0.0
         for part in self.parts:
@@ -171,11 +171,11 @@ class Work(dist.Work):  # type: ignore[misc]
         self.wait()
 
     def is_completed(self) -> bool:
-        """Return whether it has ended, successfully or not."""
+        """Return whether the operation has ended, successfully or not."""
         return all(part.done() for part in self.parts)
 
     def is_success(self) -> bool:
-        """Return whether it has ended successfully."""
+        """Return whether the operation has ended successfully."""
         return self.is_completed() and self.exception() is None
 
     def exception(self) -> BaseException | None:
@@ -184,18 +184,18 @@ class Work(dist.Work):  # type: ignore[misc]
         return next(filter(None, errors), None)
 
     def result(self) -> Any:
-        """Return its tensors."""
+        """Return the operation's tensors."""
         return self._tensors
 
     def get_future(self) -> torch.futures.Future[Any]:
-        """Return a future of its tensors; callbacks on it may wait for other operations."""
+        """Return a future of the tensors; its callbacks may wait for other operations."""
         if self._future is None:
             self._future = torch.futures.Future()
             self._watch(0)
         return self._future
 
     def _watch(self, number: int) -> None:
-        """Watch the parts one after the other; the future is complete after the last."""
+        """Watch the parts in sequence; the future is complete after the last one."""
         if number < len(self.parts):
             self.parts[number].add_done_callback(lambda _: self._watch(number + 1))
             return

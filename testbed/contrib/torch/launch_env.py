@@ -33,7 +33,7 @@ class BackendError(TestbedError):
 class ProgramJob:
     """The job of a launched program.
 
-    algorithms: by collective, for those that are not `auto`.
+    algorithms: the algorithm of each collective for which it is not `auto`.
     accelerators: the entries of `catalogue.accelerators`.
     rings: the folder with the flight-recorder memory of every rank; "": no recording.
     """

@@ -1,7 +1,7 @@
-"""Simulated accelerator time for programs that compute on the CPU: sleep for what operations would take there.
+"""Simulated accelerator time for programs that compute on the CPU: they sleep for the accelerator's compute time.
 
-Under the virtual clock computing itself takes no time, so a step takes the time of the accelerator and the network.
-On the machine's own clock the CPU time is added.
+Under the virtual clock, computing itself takes no time, so a step takes the time of the accelerator and the network. On
+the machine's own clock, the CPU time is added.
 """
 
 from __future__ import annotations
@@ -68,12 +68,12 @@ class computing(TorchDispatchMode):  # type: ignore[misc]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Execute an operation and add its time; for DTensor and similar types, that of the rank's own part."""
+        """Execute an operation and add its time; for DTensor and similar types, add the time of the rank's own part."""
         kwargs = kwargs or {}
         others = [kind for kind in types if kind not in (torch.Tensor, torch.nn.Parameter)]
         shapes_only = any(issubclass(kind, FakeTensor) for kind in others)
         if others and not shapes_only:
-            return NotImplemented  # the operations they are decomposed into are dispatched here again
+            return NotImplemented  # their component operations are dispatched here again
         result = func(*args, **kwargs)
         if not shapes_only and func.namespace not in _COMMUNICATION:
             took_s = self._seconds(func, args, kwargs, result) * self.scale
@@ -106,7 +106,7 @@ class computing(TorchDispatchMode):  # type: ignore[misc]
 
 
 def sleep(seconds: float) -> None:
-    """Let this much of the job's time pass, as computing would; messages progress meanwhile."""
+    """Let this much of the job's time pass, as computing would, while messages progress."""
     if seconds > 0:
         time.sleep(seconds)
 

@@ -1,7 +1,7 @@
 """The thread in which a rank's collectives progress while its program computes.
 
-A communicator belongs to one thread. This thread does nothing else: it waits for sockets, submitted operations and
-timeouts at once, so nothing spins, and messages progress while the program's own threads compute.
+A communicator belongs to one thread. This thread does nothing else. It waits for sockets, submitted operations and
+timeouts at the same time, so nothing spins, and messages progress while the program's own threads compute.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class PendingOperation(Future[None]):
         self.works: Sequence[Work] = ()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until it has ended, at most `timeout_s`; returns whether it has. Raises the operation's own error."""
+        """Wait for the end, at most `timeout_s`; returns whether it was reached. Raises the operation's own error."""
         if not futures.wait([self], timeout_s).done:
             return False
         self.result()
@@ -58,7 +58,7 @@ class PendingOperation(Future[None]):
 
 
 class Worker:
-    """A rank's communicator in its own thread. `join` makes it there; its errors are raised by the constructor."""
+    """A rank's communicator in its own thread. `join` creates it there; the constructor raises any error of `join`."""
 
     def __init__(self, join: Callable[[], Communicator]) -> None:
         self._join = join
@@ -95,7 +95,7 @@ class Worker:
         return found[0]  # type: ignore[no-any-return]
 
     def close(self) -> None:
-        """Send what was started, close all connections and release everything; unfinished operations fail."""
+        """Flush started sends, close all connections and release everything; unfinished operations fail."""
         self._closing = True
         with contextlib.suppress(TransportError):
             self._enqueue(lambda: None)

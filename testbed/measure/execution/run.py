@@ -42,6 +42,7 @@ from testbed.net.links.pause import PAUSE_ENGINE
 from testbed.net.links.setup import soft_roce_obstacle
 from testbed.net.virtual.guest import STALL_TIMEOUT_S
 from testbed.net.virtual.kernel_image import find_image
+from testbed.prediction.compiled.build import library
 from testbed.prediction.dry_run import workloads_of
 from testbed.prediction.executors import Executor
 from testbed.prediction.executors.dask_cluster import Cluster
@@ -147,7 +148,9 @@ def prepare(request: Request) -> PreparedRun:
         RunExists: If the run directory already exists.
         FabricError: If this host cannot build a network.
         VirtualClockError: If the virtual clock's kernel is missing.
+        NoCompilerError: If the model, with which the verdict compares steps, cannot be compiled.
     """
+    library()
     check_clock(request.clock)
     refuse_existing(request.output)
     if request.machines and request.clock == "virtual":

@@ -21,7 +21,7 @@ from testbed.net.controller.switch_sessions import Change, DesiredState, Differe
 Report = Callable[[Mapping[str, Any]], None]
 
 CHECK_INTERVAL_S = 2.0
-MAX_ATTEMPTS = 2  # writes of the same rules before a mismatch is an error
+MAX_ATTEMPTS = 2  # number of writes of the same rules after which a mismatch is an error
 
 
 Handler = Callable[["RuleInstaller", Any], None]

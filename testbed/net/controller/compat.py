@@ -1,4 +1,4 @@
-"""A compatibility layer over the controller libraries: os-ken, or Ryu 4.34, whose maintained fork os-ken is.
+"""A compatibility layer over the controller libraries: Ryu 4.34, or os-ken, which is Ryu's maintained fork.
 
 Import names from here, never from either library. `TESTBED_CONTROLLER_LIBRARY` selects "os-ken" (default) or "ryu".
 `run` and `serve` replace the libraries' own launchers, so that the controller is a plain process.
@@ -50,7 +50,7 @@ Application: Any = getattr(_app_manager, _application)
 OPENFLOW_13: int = _module("ofproto.ofproto_v1_3").OFP_VERSION
 
 
-# With Ryu everything runs as green threads of one thread, which must use eventlet's primitives to wait.
+# With Ryu, everything runs as green threads of one thread, which must use eventlet's primitives to wait.
 Event: Any = threading.Event if library == "os-ken" else hub.Event
 Lock: Any = threading.Lock if library == "os-ken" else hub.Semaphore
 

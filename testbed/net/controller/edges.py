@@ -37,7 +37,7 @@ class EdgePorts:
 
     @property
     def entry(self) -> tuple[int, int]:
-        """The (datapath id, port) where traffic of the building's hosts enters and leaves; ControllerError if none."""
+        """The (datapath id, port) of traffic to and from the building's hosts; raises ControllerError if none."""
         if self.local is None:
             raise ControllerError(f"edge {self.building}: a transit site has no hosts")
         return self.dpid, self.local

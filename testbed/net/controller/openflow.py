@@ -193,7 +193,7 @@ def parse_group(datapath: Any, entry: Any) -> FastFailover | None:
 class FlowEntry:
     """An entry of a flow statistics reply whose match and instructions are parsed on demand.
 
-    Rules that a switch holds as they were sent have the same bytes, so thousands of them need no parsing.
+    A switch reports unchanged rules with the bytes that were sent, so thousands of them need no parsing.
     """
 
     library_class: Any = None

@@ -109,7 +109,7 @@ class PolicyService:
             return {"bridges": bridges, "classes": [asdict(entry) for entry in compiled.classes]}
 
     def set(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Put another policy or other declared traffic in force; return when every switch has its rules.
+        """Apply another policy or other declared traffic; return when every switch has its rules.
 
         Args:
             request: Keys name, options, replan and flows; without flows, the declared traffic stays.
@@ -187,7 +187,7 @@ class PolicyService:
     def _follow_ports(self) -> None:
         if self._snapshot.policy:
             with self._lock:
-                self._load()  # in advance, so that the reaction to the first failed link does not include it
+                self._load()  # in advance, so that the first failed link does not have to wait for it
         while True:
             self._stale.wait()
             self._stale.clear()
@@ -228,13 +228,13 @@ class PolicyService:
 
 
 def rules_for(snapshot: Snapshot) -> Rules:
-    """Compute the rules for a snapshot's network and policy; ControllerError if they cannot be computed."""
+    """Compute the rules for a snapshot's network and policy; raises ControllerError if they cannot be computed."""
     return _PolicyState.of(snapshot).compiled.rules
 
 
 @dataclass(frozen=True)
 class _PolicyState:
-    """The snapshot as policies see it, and the compiled policy; its imports are slow, so methods import late."""
+    """The snapshot in the form that policies use, and the compiled policy. Methods import late: imports are slow."""
 
     choice: PolicyChoice
     view: Any

@@ -79,7 +79,7 @@ class ControllerProcess:
         self._error: str | None = None
 
     def start(self) -> None:
-        """Start the process without waiting for it; ControllerError if it cannot be started."""
+        """Start the process without waiting for it; raises ControllerError if it cannot be started."""
         ports = []
         if self._port is not None:
             # A restart: switches and API clients already know these ports.
@@ -97,7 +97,8 @@ class ControllerProcess:
         except OSError as error:
             raise ControllerError(f"{self._command[0]}: {error.strerror}") from error
         self._process = process
-        # In a guest, random numbers follow the tree of processes and threads: a thread less would change later ones.
+        # In a guest, random numbers depend on the tree of processes and threads: one thread fewer would change later
+        # ones.
         messages = threading.Thread(target=self._read_messages, args=(process,), daemon=True)
         events = threading.Thread(target=self._read_events, args=(process, messages), daemon=True)
         self._threads = [messages, events]
@@ -134,7 +135,7 @@ class ControllerProcess:
 
     @property
     def api(self) -> ControllerApi:
-        """The HTTP client of the process; ControllerError if it was started without a snapshot."""
+        """The HTTP client of the process; raises ControllerError if it was started without a snapshot."""
         self._wait(lambda: self._listening, LISTEN_TIMEOUT_S, "it does not listen")
         if self._api_port is None:
             raise ControllerError("the controller has no API: it was started without a network snapshot")
@@ -149,13 +150,13 @@ class ControllerProcess:
 
     @property
     def pid(self) -> int:
-        """The process id; ControllerError if the process was not started."""
+        """The process id; raises ControllerError if the process was not started."""
         if self._process is None:
             raise ControllerError("the controller was not started")
         return self._process.pid
 
     def wait_ready(self, timeout_s: float) -> None:
-        """Wait until every switch holds exactly its rules, as read back; ControllerError with the reason if not."""
+        """Wait until every switch has exactly its rules, as read back; raises ControllerError with the reason."""
         self._wait(lambda: self._ready, timeout_s, "")
 
     def alive(self) -> bool:

@@ -61,7 +61,7 @@ class PolicyChoice:
 
     @property
     def goes_by_sizes(self) -> bool:
-        """Whether paths depend on how much flows carry; PolicyError for an unknown policy."""
+        """Whether paths depend on the sizes of flows; raises PolicyError for an unknown policy."""
         return bool(vars(self._kind).get("goes_by_sizes", True))  # not inherited
 
     @property
@@ -72,7 +72,7 @@ class PolicyChoice:
             raise PolicyError(str(error)) from error
 
     def make(self) -> Policy:
-        """Instantiate the policy; PolicyError if its name or options are invalid."""
+        """Instantiate the policy; raises PolicyError if its name or options are invalid."""
         kind = self._kind
         with _wrap_errors(self.name):
             policy = kind(**self.options)

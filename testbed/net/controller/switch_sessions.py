@@ -44,7 +44,7 @@ class Session:
         return f"bridge {self.bridge} (datapath id {self.datapath.id:016x})"
 
     def missing_port(self, rules: Sequence[Rule]) -> str | None:
-        """Return a message about a port that rules name and the switch does not have; None if it has all."""
+        """Return a message about a port that rules name but the switch lacks; None if it has all."""
         missing = sorted(ports_of(rules) - set(self.ports))
         if not missing:
             return None
@@ -190,7 +190,7 @@ class PortReport:
 
 
 class PortReports:
-    """A queue of port reports, each of which is due `reaction_s` after its arrival.
+    """A queue of port reports; each is due `reaction_s` after its arrival.
 
     Reports that become due while the controller is busy are taken together; only the latest counts.
     """

@@ -1,8 +1,8 @@
 """An in-memory network of OpenFlow tables that forwards symbolic packets, to check policies without a switch.
 
 The tables follow OpenFlow: the highest priority wins, and no packet leaves by its ingress port. Where OpenFlow leaves
-the result undefined they are strict: two rules of one priority that match the same packet are an error. Among equal
-links a flow takes the one that Open vSwitch would pick.
+the result undefined, they are strict: two rules of one priority that match the same packet are an error. Among equal
+links, a flow takes the one that Open vSwitch would pick.
 """
 
 from __future__ import annotations

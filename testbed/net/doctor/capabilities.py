@@ -161,7 +161,7 @@ def attempt(name: str, tried: Outcome, confirmed: str = "", hint: str = "") -> C
 def open_vswitch(
     is_root: bool, database: Outcome, server: Outcome, switch: Outcome, processes: Sequence[str]
 ) -> Capability:
-    """Evaluate the answers of the database, its server and the switch daemon; `processes` are their running ones."""
+    """Evaluate the answers of the database, its server and the switch daemon; `processes`: those that run."""
     name = "Open vSwitch"
     if database.status is None and "not found" in database.message:
         return Capability(name, False, database.message, "make setup installs it")
@@ -176,7 +176,7 @@ def open_vswitch(
 def datapath(kind: str, in_use: str, port: str | None, reason: str) -> Capability:
     """Evaluate whether a datapath of Open vSwitch works.
 
-    Its list of datapath types cannot be used: it has "system" on kernels without it.
+    Its list of datapath types cannot be used, because it includes "system" even on kernels without it.
 
     Args:
         kind: "system" or "netdev".
@@ -224,7 +224,7 @@ def controller_library(name: str, tried: Outcome, hint: str) -> Capability:
 
 
 def congestion_controls(available: str, default: str) -> Capability:
-    """Evaluate the lists in /proc/sys/net/ipv4, which do not have modules that are not loaded yet."""
+    """Evaluate the lists in /proc/sys/net/ipv4, which omit modules that are not loaded yet."""
     names = available.split()
     evidence = f"{', '.join(names)} (default {default.strip()})"
     if not {"cubic", "reno"} & set(names):
@@ -258,7 +258,7 @@ def cgroups(mounts: str) -> Capability:
 
 
 def cores(facts: HostFacts) -> Capability:
-    """Evaluate the cores: meaningful figures need two, one for the network and one for the ranks."""
+    """Evaluate the cores: meaningful measurements need two, one for the network and one for the ranks."""
     usable = facts.cores if facts.cpu_quota is None else min(facts.cores, facts.cpu_quota)
     evidence = f"{facts.cores} usable" + ("" if facts.cpu_quota is None else f", time of {facts.cpu_quota:g}")
     hint = "" if usable >= 2 else "runs work, but few figures will be trusted; use at least two cores"

@@ -138,7 +138,7 @@ def _describe_process(process: psutil.Process) -> str:
     command = process.cmdline()
     script = next((os.path.basename(word) for word in command[1:] if not word.startswith("-")), "")
     if "-c" in command[1:2]:
-        script = "-c"  # the next argument is a whole program
+        script = "-c"  # the next argument is the program's text
     name = process.name()
     is_interpreter = name.startswith(("python", "bash", "sh", "node", "java"))
     return f"{name} {script}" if script and is_interpreter else name

@@ -98,7 +98,7 @@ class Outcome:
 
     @property
     def reason(self) -> str:
-        """Why it failed: the first line of its message, or its status."""
+        """The reason for a failure: the first line of the program's message, or its status."""
         return self.message.splitlines()[0] if self.message else f"status {self.status}"
 
 

@@ -43,7 +43,7 @@ def assemble(placement: MachinePlacement, datapath: str, controller: str, folder
     remote_host: type = PlannedHost
     remote_bridge: type = KernelBridge
     link: type = VethLink
-    if placement.machines:  # Mininet's cluster edition takes long to import
+    if placement.machines:  # Mininet's cluster edition is slow to import
         from testbed.net.fabric.mininet_cluster import RemoteBridge, RemoteHost, SpanningLink  # noqa: PLC0415
 
         remote_host, remote_bridge, link = RemoteHost, RemoteBridge, SpanningLink
@@ -219,7 +219,7 @@ class MachinePlacement:
         return found
 
     def tunnel_frames(self, pids: Mapping[str, int]) -> dict[str, tuple[int, int]]:
-        """Return (frames sent, frames received) so far at both ends of each tunnel together, by building."""
+        """Return (frames sent, frames received) so far, summed over both ends of each tunnel, by building."""
         found = {}
         for building, local, machine in self._remote_buildings():
             far = machine.frames(UPLINK, pids[building.core])

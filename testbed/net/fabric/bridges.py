@@ -2,13 +2,13 @@
 
 The bridges neither learn nor flood: all forwarding entries are static. A Clos network uses D-mod-k routing (Leiserson
 1996, "The network architecture of the Connection Machine CM-5"; the name is from Zahavi 2010): the destination's index
-selects the spine, both upwards and downwards from the core. There are many paths, packets of a flow are not reordered,
-and every address has one location.
+selects the spine, both upwards and downwards from the core. So there are many paths, but packets of a flow are not
+reordered, and every address has one location.
 
 A cable with delay passes through the WAN namespace, where the link engine emulates it. Any other cable is a veth pair
 that is shaped at both ends. Where the kernel supports it, the receiving end holds a frame for its serialisation time
-(store and forward). A cut-through switch does not hold frames that stay in its building, unless the incoming cable is
-slower than a possible outgoing one.
+(store and forward). A cut-through switch forwards frames that stay in its building at once, unless the incoming cable
+is slower than a possible outgoing one.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Cable:
         mac_a: The Ethernet address of end a, if it is given.
         cut_through_a: The network to which the node at end a forwards frames cut-through; None for store and forward.
         cut_through_b: The same for end b.
-        paused: Whether the network uses PAUSE frames, which the link engine emulates; it then carries the cable even
+        paused: Whether the network uses PAUSE frames, which the link engine emulates; it then emulates the cable even
             without delay.
     """
 
@@ -125,8 +125,8 @@ class Cable:
 def with_host_queue(end: End, shape: Shape) -> Shape:
     """Enlarge the queue of a host's NIC, since frames that cannot be sent yet wait in the host's memory.
 
-    Real NICs fetch frames when they can send them. TCP limits its queue by itself (TCP small queues), but a segment
-    dropped here with nothing else in flight would wait 200 ms for a timer that does not count as a retransmission.
+    Real NICs fetch frames when they can send them. TCP limits its own queue (TCP small queues), but a segment dropped
+    here with nothing else in flight would wait 200 ms for a timer that does not count as a retransmission.
     """
     if end[1] != NIC:
         return shape

@@ -22,7 +22,7 @@ SNAP_BYTES = 128  # Ethernet, IPv4, TCP with all options, and the beginning of t
 BUFFER_KIB = 16_384
 START_TIMEOUT_S = 10.0
 STOP_TIMEOUT_S = 10.0
-# The kernel delivers packets in blocks, at the latest one second after a block's first packet.
+# The kernel delivers packets in blocks, at most one second after a block's first packet.
 FLUSH_S = 1.1
 SUFFIX = ".pcapng"
 
@@ -44,7 +44,7 @@ class Capture:
 
     After the block, `folder` contains `LINK.a_to_b.pcapng` and `LINK.b_to_a.pcapng` for each link. Each has an
     interface "entry" (before queue and propagation) and an interface "exit", with nanosecond timestamps and packets cut
-    to SNAP_BYTES. `records` has the number of packets of each, and of those that tcpdump missed.
+    to SNAP_BYTES. `records` has the number of packets in each, and the number that tcpdump missed.
 
     Args:
         pid: A process in the WAN namespace.

@@ -75,7 +75,7 @@ class ChangeWatch:
         self._tables = []
 
     def look(self, thorough: bool = False) -> None:
-        """Record the changes since the last look; `thorough` includes the slow comparisons. LinkError on failure."""
+        """Record changes since the last look; `thorough` includes slow comparisons. Raises LinkError on failure."""
         now_s = time.monotonic()
         with _wrap_os_errors():
             for operations in self._machines:
@@ -85,7 +85,7 @@ class ChangeWatch:
 
     @contextlib.contextmanager
     def own_change(self) -> Iterator[None]:
-        """Accept all changes made within the block as the testbed's own; LinkError on failure."""
+        """Accept all changes made within the block as the testbed's own; raises LinkError on failure."""
         self.look(thorough=True)
         yield
         with _wrap_os_errors():

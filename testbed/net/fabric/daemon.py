@@ -75,7 +75,7 @@ def start_background(path: Path, options: dict[str, Any], progress: Callable[[st
         raise FabricError(f"the fabric's process ended unexpectedly: {daemon.stderr.read().strip()[-500:]}")
     except BaseException:
         with contextlib.suppress(ProcessLookupError):
-            daemon.terminate()  # it removes what it has built so far
+            daemon.terminate()  # the daemon removes everything that it has built so far
         daemon.wait()
         raise
     finally:

@@ -132,7 +132,7 @@ def clean(state: FabricState) -> list[str]:
 
 
 def clean_abandoned(everything: bool = False) -> dict[str, list[str]]:
-    """Clean every fabric without a live owner, or all fabrics; return the removed items by fabric id."""
+    """Clean the fabrics without a live owner, or all fabrics; return the removed items by fabric id."""
     restore_after_kill(STATE_ROOT)
     found = [state for state in load_all() if everything or not state.owner_alive()]
     for state in found:

@@ -136,7 +136,7 @@ class Faults(CarrierDelay):
         self.condition = HEALTHY
 
     def apply(self, wanted: Condition) -> None:
-        """Apply a condition, settings first, and read it back; LinkError on failure."""
+        """Apply a condition, settings first, and read it back; raises LinkError on failure."""
         fabric, former = self._fabric, self.condition
         directions = {
             key: replace(wanted.changed.get(key, healthy), classes=healthy.classes)

@@ -18,7 +18,7 @@ from testbed.net.links.sysctl import SysctlWatcher
 
 EVERYTHING = "*"  # all interfaces of a namespace
 HOSTS_PER_LOOK = 8  # hosts whose connections are compared on each look
-LOOKS_PER_ROUND = 10  # looks to compare all namespaces; all at once would take a twentieth of a short step
+LOOKS_PER_ROUND = 10  # looks to compare all namespaces; all at once would take 5 % of a short step
 
 
 class Fingerprint:
@@ -83,8 +83,8 @@ class Fingerprint:
     def look(self, thorough: bool = False) -> list[str]:
         """Return descriptions of the changes since the last look.
 
-        Each look reads the kernel's events and compares a tenth of the namespaces, in turns. A thorough look compares
-        all namespaces and all parameters.
+        Each look reads the kernel's events and compares the next tenth of the namespaces. A thorough look compares all
+        namespaces and all parameters.
         """
         found: list[str] = []
         if self._poll.poll(0):
@@ -151,10 +151,10 @@ class Fingerprint:
         self._reported = {entry for entry in self._reported if entry[0] != name}
 
     def _sockets_changed(self) -> Iterator[str]:
-        """Yield changes of connections, of a few hosts in turns."""
+        """Yield changes of connections, for the next few hosts."""
         for _ in range(min(HOSTS_PER_LOOK, len(self._sockets))):
             name = next(iter(self._sockets))
-            self._sockets[name] = table = self._sockets.pop(name)  # to the end
+            self._sockets[name] = table = self._sockets.pop(name)  # read to the end
             if (name, EVERYTHING) not in self._excluded:
                 yield from (f"{name}: {words}" for words in table.changes())
 

@@ -25,7 +25,7 @@ from testbed.net.links.packet_sockets import open_packet_socket, receive_stamped
 from testbed.processes import wait_readable
 
 SEND_INTERVAL_S = 0.02
-LAST_WAIT_S = 1.0  # more than any delay on Earth
+LAST_WAIT_S = 1.0  # longer than any delay on Earth
 TOKEN_BYTES = 12
 PROTOCOLS = ("udp", "tcp")
 MAX_PORT, MAX_DSCP = 65_535, 63

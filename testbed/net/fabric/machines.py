@@ -1,7 +1,8 @@
 """Remote machines of a fabric: an agent on each, through SSH, as in Mininet's cluster edition.
 
-The agent (`python -m testbed.net.fabric.machines`, as root through sudo) does on that machine what `MachineOperations`
-does on this one. Everything it makes is removed when it ends, and it ends with the SSH connection.
+The agent (`python -m testbed.net.fabric.machines`, as root through sudo) performs on that machine the operations that
+`MachineOperations` performs on this one. Everything it makes is removed when it ends, and it ends with the SSH
+connection.
 
 A request is a line of JSON on its standard input, {"do": OPERATION, ...}. Its answer is a line on standard output,
 {"result": ...} or {"error": message, "kind": ...}. Between answers there are {"event": ...} lines with the output of
@@ -46,7 +47,7 @@ CLOCK_READINGS = 40
 
 
 def is_local(name: str) -> bool:
-    """Return whether a host name is this machine's; FabricError if it cannot be resolved."""
+    """Return whether a host name is this machine's; raises FabricError if it cannot be resolved."""
     try:
         address = socket.gethostbyname(name)
     except OSError as error:
@@ -58,8 +59,8 @@ def is_local(name: str) -> bool:
 class Machine(MachineOperations):
     """A remote machine, by its SSH destination: `name` or `user@name`.
 
-    The same Python and the same testbed must be installed there at the same paths. The agent carries out all
-    operations but `make_namespaces` and `stop` with the same arguments.
+    The same Python and the same testbed must be installed there at the same paths. The agent performs all operations
+    except `make_namespaces` and `stop` with the same arguments.
 
     Raises:
         FabricError: The machine cannot be reached.
@@ -103,7 +104,7 @@ class Machine(MachineOperations):
 
     @property
     def near(self) -> str:
-        """The local address that packets to that machine have."""
+        """The source address of packets to that machine."""
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((self.address, 9))
             return str(probe.getsockname()[0])
@@ -154,7 +155,7 @@ class Machine(MachineOperations):
         return answer["result"]
 
     def _read(self, timeout_s: float) -> dict[str, Any] | None:
-        """Read input for at most `timeout_s`; return an answer if there is one. FabricError at end of file."""
+        """Read input for at most `timeout_s`; return an answer if there is one. Raises FabricError at end of file."""
         process = self._process
         assert process is not None
         assert process.stdout is not None

@@ -22,7 +22,7 @@ class _Remote(RemoteMixin):  # type: ignore[misc]  # Mininet has no types
         super().__init__(name, **there, operations=operations, **parameters)
 
     shell_options = "-c"  # stay in SSH's terminal, so that the shell's programs end with it
-    startShell = NamespaceNode.startShell  # RemoteMixin's starts the shell at once
+    startShell = NamespaceNode.startShell  # RemoteMixin's version starts the shell at once
 
 
 class RemoteHost(_Remote, PlannedHost):

@@ -22,8 +22,8 @@ OVS_TIMEOUT_S = 20
 class NamespaceNode(Node):  # type: ignore[misc]  # Mininet has no types
     """A node in existing namespaces, those of process `namespace_pid`.
 
-    Its shell starts on demand. So Mininet's `cmd`, `popen` and other methods work, while most nodes never start a
-    shell, which takes 8 ms each.
+    Its shell starts on demand. So Mininet's `cmd`, `popen` and other methods work, but most nodes never start a shell,
+    which takes 8 ms each.
     """
 
     shell_options = "-cd"  # mnexec: close other files, detach from the terminal
@@ -42,7 +42,7 @@ class NamespaceNode(Node):  # type: ignore[misc]  # Mininet has no types
 
     @classmethod
     def setup(cls) -> None:
-        """Check that mnexec is installed, in place of Mininet's slower checks; FabricError if it is not."""
+        """Check that mnexec is installed, in place of Mininet's slower checks; raises FabricError if it is not."""
         if shutil.which("mnexec") is None:
             raise FabricError("Mininet is not installed (mnexec not found)")
 
@@ -186,7 +186,7 @@ def column_of(table: str, column: str, records: Collection[str]) -> dict[str, st
 
 
 def vsctl(*arguments: str) -> str:
-    """Run `ovs-vsctl` and return its output; FabricError with its error message if it fails."""
+    """Run `ovs-vsctl` and return its output; raises FabricError with its error message if it fails."""
     command = ["ovs-vsctl", f"--timeout={OVS_TIMEOUT_S}", *arguments]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)

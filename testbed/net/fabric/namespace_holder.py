@@ -49,7 +49,7 @@ def unshare_namespaces(hosts_file: str | None) -> None:
 
 
 def mount_private_tmpfs(folder: str) -> None:
-    """Move the process into a new mount namespace in which `folder` is an empty tmpfs; OSError on failure."""
+    """Move the process into a new mount namespace in which `folder` is an empty tmpfs; raises OSError on failure."""
     _unshare(CLONE_NEWNS)
     _mount(b"none", folder.encode(), b"tmpfs", MS_NOSUID | MS_NODEV | MS_NOEXEC)
 

@@ -21,9 +21,9 @@ from testbed.spec.link_direction import ETHERNET_HEADER_BYTES
 from testbed.spec.topology import Topology, probe_address
 from testbed.spec.transport import MAX_SUBFLOWS
 
-# Disable IPv6, which would send packets on the links. Do not cache TCP metrics, so that all runs start alike. Keep the
-# congestion window over a compute phase, as training hosts are configured. Retransmit a lost SYN with its ECN bits, or
-# DCTCP would fall back to Reno for the whole connection.
+# Disable IPv6, which would send packets on the links. Do not cache TCP metrics, so that all runs start the same. Keep
+# the congestion window over a compute phase, as on training hosts. Retransmit a lost SYN with its ECN bits, or DCTCP
+# would fall back to Reno for the whole connection.
 HOST_SYSCTLS = {
     "net.ipv6.conf.all.disable_ipv6": "1",
     "net.ipv6.conf.default.disable_ipv6": "1",
@@ -60,8 +60,8 @@ def host_setup(plan: Plan, host: Host) -> Setup:
 def _multipath_commands(plan: Plan, multipath: Multipath, host: Host) -> list[str]:
     """Return the MPTCP endpoints of a host: one address for all paths, with a port for each, which edges match on.
 
-    Both ends of a connection announce their ports, and the kernel would use both. Only the connecting end may, so a
-    rule prohibits these ports towards the hosts after this one.
+    Both ends of a connection announce their ports, and the kernel would use both. Only the connecting end may use them,
+    so a rule prohibits these ports towards the hosts after this one.
     """
     low, high = min(multipath.ports), max(multipath.ports)
     commands = [f"mptcp limits set subflows {MAX_SUBFLOWS} add_addr_accepted {len(multipath.ports)}"]
@@ -169,7 +169,7 @@ class NamespaceSettings:
 
     @property
     def has_sockets(self) -> bool:
-        """Whether it has connections, so that its kernel parameters are also compared by value."""
+        """Whether the namespace has connections, so that its kernel parameters are also compared by value."""
         return self.pid is None or self.interfaces == (NIC,)
 
 
@@ -231,9 +231,9 @@ MAX_BUFFER_BYTES = 1 << 30  # TCP's maximum window
 def buffer_sysctls(topology: Topology) -> dict[str, str]:
     """Return the TCP buffer limits for a topology.
 
-    A receive buffer has its maximum size from the start. Linux's auto-tuning grows it by the data read in one round
-    trip, which newer kernels measure in microseconds and without unread data. Where acknowledgements queue behind data
-    on a short path, the window would then stay a third too small (Linux 6.12 and 7.3; 6.1 is not affected).
+    A receive buffer has its maximum size from the start. Linux's auto-tuning grows it according to the data read in one
+    round trip, which newer kernels measure in microseconds, excluding unread data. Where acknowledgements queue behind
+    data on a short path, the window would then stay a third too small (Linux 6.12 and 7.3; 6.1 is not affected).
     """
     receive_bytes = _receive_buffer_bytes(topology)
     return {
@@ -249,12 +249,12 @@ def _receive_buffer_bytes(topology: Topology) -> int:
 
 
 def receive_window_bytes(topology: Topology) -> int:
-    """Return the receive window in payload bytes, half the buffer: a packet is charged about twice its payload."""
+    """Return the receive window in payload bytes: half the buffer, since packets count about twice their payload."""
     return _receive_buffer_bytes(topology) // 2
 
 
 def send_buffer_bytes(topology: Topology) -> int:
-    """Return the maximum send buffer of a connection; the sender considers its content sent."""
+    """Return the maximum send buffer of a connection; to the sender, its content counts as sent."""
     return max(LINUX_SEND_BUFFER_BYTES, _buffer_bytes(topology))
 
 
@@ -262,7 +262,7 @@ def _buffer_bytes(topology: Topology) -> int:
     """Return twice the largest bandwidth-delay product, plus frames held by switches.
 
     The window of a connection must cover the path's rate x round trip and a frame in each store-and-forward switch. The
-    kernel charges a receive buffer with a packet's whole memory, up to twice its payload.
+    kernel counts a packet's whole memory against a receive buffer, up to twice its payload.
     """
     rate_bps = max(host.nic.rate_bps for host in topology.hosts)
     round_trip_s = max((link.round_trip_s for link in topology.wan), default=0.0)

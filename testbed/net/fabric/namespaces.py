@@ -147,7 +147,7 @@ class MachineOperations:
                     raise SettingMismatch(where, flag, 0, state and state[0])
 
     def verify_offloads(self, settings: NamespaceSettings) -> None:
-        """Check that no interface passes on packets larger than those on the wire; SettingMismatch if one does."""
+        """Raise SettingMismatch if an interface passes on packets larger than those on the wire."""
         with network_namespace(settings.pid):
             for interface in settings.interfaces:
                 if on := enabled_offloads(interface):
@@ -222,7 +222,7 @@ def _shared_netlink() -> IPRoute:
     """Return a netlink socket that all links share, since opening one takes longer than using it.
 
     It is in an empty namespace: kernels before 6.15 refuse a link name that exists in the requesting namespace, even if
-    the link is to be elsewhere, and machines have an eth0 just as hosts do.
+    the link belongs elsewhere, and machines have an eth0 just like hosts.
     """
     with empty_network_namespace():
         return IPRoute()

@@ -102,14 +102,14 @@ class Fabric:
 
     @property
     def state(self) -> FabricState:
-        """This fabric's state entry; FabricError when it is not up."""
+        """This fabric's state entry; raises FabricError when it is not up."""
         if self._state is None:
             raise FabricError("the fabric is not up")
         return self._state
 
     @property
     def plan(self) -> planning.Plan:
-        """The plan of names and ports; FabricError when it is not up."""
+        """The plan of names and ports; raises FabricError when it is not up."""
         if self._plan is None:
             raise FabricError("the fabric is not up")
         return self._plan
@@ -219,7 +219,7 @@ class Fabric:
         return bool(self._classes)
 
     def apply_queues(self) -> None:
-        """Add the policy's queues to the WAN links, and read them back; LinkError on failure.
+        """Add the policy's queues to the WAN links, and read them back; raises LinkError on failure.
 
         This is not part of `up`, so that the links can first be measured without queues.
         """
@@ -304,7 +304,7 @@ class Fabric:
     def watch(
         self, links: Collection[str] = (), switches: Collection[str] = (), cards: Collection[str] = ()
     ) -> ChangeWatch:
-        """Start watching for changes, except of these links, switches and hosts' NICs; LinkError on failure."""
+        """Start watching for changes, except of these links, switches and hosts' NICs; raises LinkError on failure."""
         assert self.placement is not None
         with mark_child_processes(self.state.id):
             self._watch = ChangeWatch(self.placement, self.pids, links, switches, cards)

@@ -74,7 +74,7 @@ class EdgePlan:
 
     @property
     def probe(self) -> str:
-        """The name of its probe node."""
+        """The name of the building's probe node."""
         return probe_node(self.building.name)
 
     @property

@@ -66,7 +66,7 @@ def engine_of(state: FabricState) -> LinkEngine:
 
 
 def change_links(state: FabricState, directions: Mapping[tuple[str, str], Direction]) -> None:
-    """Change WAN directions in place, from any process; LinkError on failure."""
+    """Change WAN directions in place, from any process; raises LinkError on failure."""
     engine_of(state).change(directions)
     for wire in state.details["wires"]:
         # Save them for later readers: the kernel does not return the jitter's distribution.
@@ -76,7 +76,7 @@ def change_links(state: FabricState, directions: Mapping[tuple[str, str], Direct
 
 
 def inspect(state: FabricState) -> dict[str, Any]:
-    """Return buildings, hosts and WAN links with every setting as read back now; LinkError if a part is gone."""
+    """Return buildings, hosts and WAN links with every setting as read back now; raises LinkError if a part is gone."""
     engine = engine_of(state)
     settings = engine.settings()
     wan = [
@@ -178,7 +178,7 @@ class PolicyChange:
 
 
 def parse_link_settings(assignments: Iterable[str]) -> DirectionSpec:
-    """Parse "KEY=VALUE" link settings, with a topology file's keys; others stay None. ConfigError if invalid."""
+    """Parse "KEY=VALUE" link settings, with a topology file's keys; others stay None. Raises ConfigError if invalid."""
     return validate(DirectionSpec, _document(LINK_SET, {}, assignments))
 
 
@@ -282,7 +282,7 @@ def change_policy(state: FabricState, policy: Mapping[str, Any]) -> PolicyChange
 
 
 def controller_of(state: FabricState) -> ControllerApi:
-    """Return the client of a fabric's controller; FabricError without root or without a controller."""
+    """Return the client of a fabric's controller; raises FabricError without root or without a controller."""
     try:
         return ControllerApi(**json.loads((state.folder / CONTROLLER_FILE).read_text()))
     except PermissionError:

@@ -5,7 +5,8 @@ and compares them.
 
 Switches and wake-ups add latency (about 0.3 ms one way through two userspace edges). This is measured on the idle path,
 and the link engine subtracts it from the delay. The far edge causes part of it: a third on an idle machine (0.13 of
-0.41 ms), two thirds on a busy one. So if a packet continues on another link, half is left to that link.
+0.41 ms), two thirds on a busy one. So for a packet that continues on another link, half of the latency is left for that
+link to subtract.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from testbed.spec.topology import probe_address
 TRANSFER_BYTES = 64 * 1024
 TIMEOUT_S = 20.0
 EXCESS_PACKETS = 9
-EXCESS_PAUSE_S = 0.02  # sparse as ping, so that every packet wakes up each process on the path
-EXCESS_MAX_S = 0.0006  # twice what a path through two userspace edges adds on an idle machine
+EXCESS_PAUSE_S = 0.02  # as sparse as ping, so that every packet wakes up each process on the path
+EXCESS_MAX_S = 0.0006  # twice the latency that two userspace edges add to a path on an idle machine
 
 
 @dataclass
@@ -76,8 +77,8 @@ def check_transfers(plan: Plan, pids: dict[str, int]) -> None:
 def measure_path_excess(plan: Plan, pids: dict[str, int]) -> dict[tuple[str, str], float]:
     """Measure the latency of each idle WAN direction beyond its configured delay and serialisation time.
 
-    It is the minimum of EXCESS_PACKETS, at most EXCESS_MAX_S: a machine that is busy during the measurement must not
-    make its links too fast permanently. Send times are this process's, arrival times the receiving kernel's.
+    It is the minimum over EXCESS_PACKETS, at most EXCESS_MAX_S: a machine that is busy during the measurement must not
+    make its links permanently too fast. This process takes the send times, the receiving kernel the arrival times.
 
     Returns:
         Seconds by (link, direction).
@@ -88,7 +89,7 @@ def measure_path_excess(plan: Plan, pids: dict[str, int]) -> dict[tuple[str, str
         b = (pids[probe_node(link.b)], probe_address(index, "b"))
         for direction, here, there in (("a_to_b", a, b), ("b_to_a", b, a)):
             times = measure_one_way_delays(here, there, EXCESS_PACKETS, EXCESS_PAUSE_S)
-            if times:  # a link that loses everything has none; the probes will report it
+            if times:  # a link that loses everything has no result; the probes will report it
                 configured = getattr(link, direction)
                 measured_s = min(times) - configured.delay_s - probe_transmission_s(configured.rate_bps)
                 excess[link.name, direction] = min(measured_s, EXCESS_MAX_S)

@@ -41,9 +41,9 @@ class TunnelMeasurement:
         building: The building's name.
         round_trip_s: Median round trip of small frames; infinite if none came back.
         slow_round_trip_s: Their 95th percentile.
-        there_bps: Rate towards the machine.
+        there_bps: Rate to the machine.
         back_bps: Rate from the machine.
-        needed_bps: The maximum rate that the fabric can send through it in one direction.
+        needed_bps: The maximum rate at which the fabric can send through it in one direction.
     """
 
     machine: str
@@ -56,7 +56,7 @@ class TunnelMeasurement:
 
     @property
     def missing(self) -> str:
-        """What does not come back, for an error message."""
+        """The kind of frames that are lost, for an error message."""
         small = self.round_trip_s < float("inf")
         return "small frames come back and large ones do not" if small else "no frames come back"
 

@@ -1,9 +1,9 @@
 """Packet scheduler for classes that have their own queues in front of a link. Pure: callers pass in the time.
 
-It works like the kernel's HTB with two levels. A class that is below its guarantee goes before every class that is not.
-Within each of these two groups the class with the lowest `priority` goes first. Classes of equal priority share by
-weight, with deficit round robin (Shreedhar and Varghese 1995). A class with a `limit` waits while it exceeds it.
-Bandwidth borrowed from idle classes counts against the limit of a class, not against its guarantee. Sizes are bytes.
+It works like the kernel's HTB with two levels. Classes below their guarantee go before all other classes. Within each
+of these two groups, the class with the lowest `priority` goes first. Classes of equal priority share by weight, with
+deficit round robin (Shreedhar and Varghese 1995). A class with a `limit` waits while it exceeds it. Bandwidth borrowed
+from idle classes counts against the limit of a class, not against its guarantee. Sizes are bytes.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ class EmulatedDirection:
     """The frames of one direction between arrival and release.
 
     A frame waits in the queue, is serialised onto the wire, and then propagates. The queue length follows from the time
-    at which the wire becomes free, so a departure needs no event. Frames are reordered only where `reorder` asks for
+    at which the wire becomes free, so departures need no events. Frames are reordered only where `reorder` asks for
     it: a frame whose jitter would let it overtake leaves together with the frame before it.
     """
 
@@ -105,7 +105,7 @@ class EmulatedDirection:
         release_ns = waiting[0][0] if waiting else None
         if self._scheduler is None or (departure_ns := self._next_departure_ns(self._scheduler)) is None:
             return release_ns
-        moment_ns = math.ceil(departure_ns)  # round up: at an earlier moment nothing is due yet
+        moment_ns = math.ceil(departure_ns)  # round up, because nothing is due at an earlier moment
         return moment_ns if release_ns is None else min(release_ns, moment_ns)
 
     def _next_deque(self) -> deque[tuple[int, bytes]]:

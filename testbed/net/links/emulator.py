@@ -41,10 +41,10 @@ from testbed.processes import set_parent_death_signal
 PACKET_STATISTICS = 6
 PR_SET_TIMERSLACK = 29
 RECEIVE_BUFFER_BYTES = 32 * 1024 * 1024
-# The kernel charges a frame to its sending socket as long as it waits in any queue behind that socket.
+# The kernel counts a frame against its sending socket while it waits in any queue behind that socket.
 SEND_BUFFER_BYTES = 1 << 29
 MAX_FRAME_BYTES = 65_600
-RECEIVE_BATCH_FRAMES = 32  # at most, before due frames are released again
+RECEIVE_BATCH_FRAMES = 32  # maximum before due frames are released again
 REALTIME_PRIORITY = 10
 
 

@@ -14,7 +14,7 @@ _PARETO_DEVIATION = math.sqrt(PARETO_SHAPE / (PARETO_SHAPE - 2)) / (PARETO_SHAPE
 
 
 class Passage(NamedTuple):
-    """How a frame passes the fibre: its bytes, how often it arrives, whether it overtakes, its deviation in delay."""
+    """A frame's fate on the fibre: its bytes, number of copies, whether it overtakes others, its deviation in delay."""
 
     frame: bytes
     copies: int
@@ -52,7 +52,7 @@ class Impairments:
         self.is_noop = not (value.is_random or value.mean_loss)
 
     def draw(self, frame: bytes) -> Passage | None:
-        """Return how the next frame passes; None if it is lost."""
+        """Return the next frame's fate; None if it is lost."""
         if self._draw_loss():
             return None
         if len(frame) > ETHERNET_HEADER_BYTES and self._draw_fault("corrupt"):

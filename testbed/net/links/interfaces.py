@@ -36,12 +36,12 @@ _NUMBER, _WIDE = struct.Struct("=I"), struct.Struct("=Q")
 _TRAFFIC = struct.Struct("=QQQQ")  # start of struct rtnl_link_stats64: packets in, out, bytes in, out
 _SENT = struct.Struct("=QI")  # struct gnet_stats_basic: bytes, packets
 _WAITING = struct.Struct("=III")  # start of struct gnet_stats_queue: qlen, backlog, drops
-_HTB_RATES = struct.Struct("=8xI8xI")  # of two struct tc_ratespec
-_HTB_REST = struct.Struct("=IIIII")  # of struct tc_htb_opt: buffer, cbuffer, quantum, level, prio
+_HTB_RATES = struct.Struct("=8xI8xI")  # fields of two struct tc_ratespec
+_HTB_REST = struct.Struct("=IIIII")  # fields of struct tc_htb_opt: buffer, cbuffer, quantum, level, prio
 _NETEM_HEAD = struct.Struct("=III")  # start of struct tc_netem_qopt: latency, limit, loss
 _NETEM_BYTES = 24  # struct tc_netem_qopt, before its attributes
 _ACTIONS = {b"matchall": 2, b"u32": 7}  # TCA_MATCHALL_ACT, TCA_U32_ACT
-_MIRRED_DEVICE_AT = 24  # of struct tc_mirred
+_MIRRED_DEVICE_AT = 24  # offset in struct tc_mirred
 
 
 @dataclass(frozen=True)
@@ -208,7 +208,7 @@ def read_route_rto_min_ms(netlink: Netlink) -> list[int]:
     return found
 
 
-TICKS_PER_US = 1e3 / 64  # of the kernel's clock for bursts
+TICKS_PER_US = 1e3 / 64  # ticks of the kernel's clock for bursts
 
 
 @dataclass(frozen=True)
@@ -267,7 +267,7 @@ class NodeCounts:
     protocols: ProtocolCounts | None = None
 
     def with_sent_packets(self, packets: int) -> NodeCounts:
-        """Return a copy with more packets sent, for those that no protocol counts: from an RDMA NIC, or in trains."""
+        """Return a copy that adds sent packets that no protocol counts: those of an RDMA NIC, or those in trains."""
         assert self.protocols is not None
         protocols = replace(self.protocols, out_packets=self.protocols.out_packets + packets)
         return replace(self, protocols=protocols)
@@ -321,7 +321,7 @@ def set_interfaces_up(pid: int | None, names: Iterable[str], up: bool) -> None:
 
     Raises:
         LinkError: An interface does not exist, or the kernel refused.
-        SettingMismatch: An interface has not the requested state.
+        SettingMismatch: An interface is not in the requested state.
     """
     asked = list(names)
     state = "up" if up else "down"
@@ -343,7 +343,7 @@ def set_interfaces_up(pid: int | None, names: Iterable[str], up: bool) -> None:
 
 
 def isolate_bridge_ports(netlink: Netlink, names: Iterable[str], isolated: bool) -> None:
-    """Isolate bridge ports from each other or end that, and read it back; isolated ports exchange no frames.
+    """Isolate bridge ports from each other, or undo that, and read it back; isolated ports exchange no frames.
 
     Raises:
         LinkError: A port does not exist, or the kernel refused.

@@ -85,15 +85,15 @@ class DirectionStats:
     They balance: in + duplicated = out + lost + cut + dropped + overrun + held. None or empty means that the engine
     does not know the value.
 
-    - `lost`: lost at random. `cut`: lost because the link was cut. `dropped`: by the full queue. `overrun`: lost for
-      lack of other buffers or of CPU time. `duplicated`: extra copies. `held`: still in flight. `faults`: packets with
-      each kind of fault, by the name of its link property.
+    - `lost`: lost at random. `cut`: lost because the link was cut. `dropped`: dropped by the full queue. `overrun`:
+      lost for lack of other buffers or of CPU time. `duplicated`: extra copies. `held`: still in flight. `faults`:
+      packets with each kind of fault, by the name of its link property.
     - `crossed_packets`: entered the WAN namespace. `sent_bytes`: have left the queue.
     - `queue_bytes`: in the queue now; `queue_peak_bytes`: its maximum. `queue_counts[i]`: arrivals that found less than
       (i + 1) / len(queue_counts) of the queue's limit in use.
     - `lateness_counts[i]`: packets released less than `lateness_bounds_s[i]` late; the last entry counts the rest.
     - `pauses`: pauses sent by the switch at the far end; `paused_s`: how long they stopped the sender.
-      `buffer_peak_bytes`: most that this switch held of the link's packets; `buffer_drops`: dropped by its full buffer.
+      `buffer_peak_bytes`: maximum of the link's bytes in this switch; `buffer_drops`: dropped by its full buffer.
     """
 
     in_packets: int
@@ -136,7 +136,7 @@ class LinkEngine(Protocol):
     name: str
 
     def start(self) -> None:
-        """Start to forward frames, and read every setting back before returning.
+        """Start forwarding frames, and read every setting back before returning.
 
         Raises:
             LinkError: The links could not be set up.
@@ -144,7 +144,7 @@ class LinkEngine(Protocol):
         """
 
     def settings(self) -> dict[tuple[str, str], Direction]:
-        """Return the settings of each direction, read back from where they are in force."""
+        """Return the settings of each direction, read back from the component that applies them."""
 
     def change(self, asked: Mapping[tuple[str, str], Direction]) -> None:
         """Change the settings of directions in place and read them back; frames in flight keep their timing.
@@ -165,9 +165,9 @@ class LinkEngine(Protocol):
 
         Args:
             excess_s: Latency in seconds of both switches and the engine between them, by link and direction.
-            ends: MAC addresses of the hosts at the far end. Frames to other hosts continue over another link. For them
-                only half of the excess is deducted, because the next link deducts that of the switch between. A
-                direction without an entry has only frames to its far end.
+            ends: MAC addresses of the hosts at the far end. Frames to other hosts continue over another link. For these
+                frames only half of the excess is deducted, because the next link deducts that of the switch in between.
+                A direction without an entry has only frames to its far end.
         """
 
     def blackhole(self, links: Collection[str]) -> None:
@@ -199,7 +199,7 @@ class LinkEngine(Protocol):
         """
 
     def failure(self) -> str | None:
-        """Return one sentence on how the engine failed; None while it works."""
+        """Return a sentence that says how the engine failed; None while it works."""
 
     def stop(self) -> None:
         """Stop the engine; does nothing if it has stopped already."""
@@ -209,7 +209,7 @@ class LinkEngine(Protocol):
 TIME_TOLERANCE_S = 1.5e-6
 SHARE_TOLERANCE = 1e-6
 _TOLERANCES: Mapping[Form, float] = {"rate": 8.0, "delay": TIME_TOLERANCE_S, "duration": TIME_TOLERANCE_S}
-_RATE_TOLERANCE = 1e-6  # relative
+_RATE_TOLERANCE = 1e-6  # relative to the rate
 
 
 def requested_settings(wires: Iterable[LinkWire]) -> dict[tuple[str, str], Direction]:

@@ -39,7 +39,7 @@ OFFLOADS, PACKET_FILTER = 1, 2  # kinds of state that rtnetlink does not cover
 GROUPS = (1, 3, 4, 5, 7, 8, 9, 11, 19)
 EVENT_BUFFER_BYTES = 8 << 20
 ROOT, INGRESS, CLSACT = 0xFFFFFFFF, 0xFFFF0000, (0xFFFFFFF2, 0xFFFFFFF3)
-_FILTER_PARENTS = {b"ingress": (INGRESS,), b"clsact": CLSACT}  # of qdiscs without classes
+_FILTER_PARENTS = {b"ingress": (INGRESS,), b"clsact": CLSACT}  # parents of filters on qdiscs without classes
 _AF_BRIDGE = 7
 _ERROR = 2
 _SKIP_STATISTICS = struct.pack("=HHI", 8, 29, 1 << 3)  # IFLA_EXT_MASK, RTEXT_FILTER_SKIP_STATS
@@ -212,7 +212,7 @@ class NamespaceState:
     Args:
         pid: A process in the namespace; None for the current one.
         is_watched: Whether an interface of this name is watched; None for all. If not all interfaces are watched,
-            routing rules and packet filters are not either.
+            routing rules and packet filters are not watched either.
 
     Raises:
         OSError: A netlink socket cannot be opened.

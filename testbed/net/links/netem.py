@@ -63,7 +63,7 @@ TC_H_ROOT = 0xFFFFFFFF
 
 @dataclass(frozen=True)
 class _DirectionPorts:
-    """The interfaces at which one direction's frames enter and leave the WAN namespace, and are shaped before."""
+    """The interfaces at which one direction's frames are shaped, then enter and leave the WAN namespace."""
 
     key: tuple[str, str]
     entry: str
@@ -97,7 +97,7 @@ class NetemEngine:
         self._blackholed: set[str] = set()  # names of links that `blackhole` has cut
         self._ever_cut: set[str] = set()  # names of links
         self._removed: dict[tuple[str, str], list[Qdisc]] = defaultdict(list)  # netems that were replaced
-        self._netlinks: dict[int | None, Netlink] = {}  # by a process in the namespace
+        self._netlinks: dict[int | None, Netlink] = {}  # keyed by a process in the namespace
 
     def _directions(self) -> Iterator[_DirectionPorts]:
         for wire in self._wires:
@@ -219,9 +219,9 @@ class NetemEngine:
         return self._netlinks[pid]
 
     def blackhole(self, links: Collection[str]) -> None:
-        """Isolate the ports of each link's bridge, and replace its netems to drop what they hold.
+        """Isolate the ports of each link's bridge, and replace its netems to drop the frames in them.
 
-        A disabled port would be enabled again by the next event on its interface. It uses netlink because starting a
+        The next event on the interface of a disabled port would enable it again. It uses netlink because starting a
         program takes time under the real clock, and waiting for its exit takes a millisecond under the virtual one.
         """
         netlink = self._netlink(self._pid)
@@ -244,7 +244,7 @@ class NetemEngine:
         setup.apply(self._pid)
 
     def set_carrier(self, link: str, up: bool) -> None:
-        """Take the ports of the link's bridge down or up; the kernel drops what a port holds when it goes down."""
+        """Take the ports of the link's bridge down or up; the kernel drops a port's frames when it goes down."""
         if up and link in self._blackholed:
             isolate_bridge_ports(self._netlink(self._pid), link_interfaces(self._wires, link), False)
             self._blackholed.discard(link)
@@ -256,7 +256,7 @@ class NetemEngine:
         """Return whether losses and jitter come from the seed; before Linux 6.6 each netem draws its own.
 
         Raises:
-            SettingMismatch: A netem has another seed than it was given.
+            SettingMismatch: A netem's seed differs from the one that it was given.
         """
         netems = self._netems(read_interfaces(self._netlink(self._pid)))
         seeds = {
@@ -356,7 +356,7 @@ def _percent(share: float) -> str:
 
 
 def _direction(options: Mapping[str, Any], shape: Shape) -> Direction:
-    """Combine the options of a netem, as `tc -j` shows them, and the shape in front of it."""
+    """Combine the options of a netem, as shown by `tc -j`, and the shape in front of it."""
     delay, bursts = options.get("delay", {}), options.get("loss-gemodel")
 
     def share(kind: str, name: str) -> float:

@@ -2,7 +2,7 @@
 
 pyroute2 passes each message through an event loop and decodes every attribute into objects, which takes half a
 millisecond or more. With thousands of settings under the virtual clock, where each system call costs time, that would
-be most of the time to build a network.
+take most of the time to build a network.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _SOL_NETLINK, _CAP_ACK, _EXT_ACK = 270, 10, 11  # NETLINK_CAP_ACK, NETLINK_EXT_A
 _ERROR_MESSAGE, _ERROR_HEADER_BYTES = 1, 20  # NLMSGERR_ATTR_MSG, after the code and the request's header
 _ATTRIBUTE = struct.Struct("=HH")
 _BUFFER_BYTES = 1 << 17
-_BATCH_BYTES = 1 << 15  # sent to the kernel at once
+_BATCH_BYTES = 1 << 15  # bytes sent to the kernel at once
 
 
 def parse_attributes(data: bytes, at: int = 0) -> Iterator[tuple[int, bytes]]:

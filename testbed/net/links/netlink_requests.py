@@ -1,8 +1,8 @@
 """Encoding of frequent `ip` and `tc` commands as netlink requests, so that no program has to be started.
 
 A program takes 45 ms of CPU time in a guest of the virtual clock, and each host needs two. So the commands of `Setup`
-that every host has become netlink requests here, and the programs execute only the others. The resulting state of the
-kernel is the same byte by byte (a test compares).
+that every host has become netlink requests here, and the programs execute only the others. The resulting kernel state
+is the same, byte for byte (a test compares them).
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ _STOLEN, _REDIRECT = 4, 1  # TC_ACT_STOLEN, TCA_EGRESS_REDIR
 _HTB_GLOBAL = struct.Struct("=IIIII")  # struct tc_htb_glob: version, rate2quantum, defcls, debug, direct_pkts
 # struct tc_ratespec: cell_log, linklayer, overhead, cell_align, mpu, rate
 _HTB_RATE = struct.Struct("=BBHhHI")
-_HTB_REST = struct.Struct("=IIIII")  # of struct tc_htb_opt: buffer, cbuffer, quantum, level, prio
+_HTB_REST = struct.Struct("=IIIII")  # fields of struct tc_htb_opt: buffer, cbuffer, quantum, level, prio
 _NETEM = struct.Struct("=IIIIII")  # struct tc_netem_qopt: latency, limit, loss, gap, duplicate, jitter
 _NETEM_RATE = struct.Struct("=IiIi")  # struct tc_netem_rate
 _NETEM_CORRELATIONS = struct.Struct("=III")  # struct tc_netem_corr: of delay, loss, duplication
 _NETEM_SHARE = struct.Struct("=II")  # struct tc_netem_reorder, tc_netem_corrupt: probability, correlation
 _NETEM_BURSTS = struct.Struct("=IIII")  # struct tc_netem_gemodel: p, r, h, k1
 _MIRRED = struct.Struct("=IIiiiiI")  # struct tc_mirred
-_CELL_LOG, _ETHERNET, _UNALIGNED = 3, 1, -1  # tc uses them for HTB with frames of up to 1600 bytes
+_CELL_LOG, _ETHERNET, _UNALIGNED = 3, 1, -1  # values that tc uses for HTB with frames of up to 1600 bytes
 # where iproute2 installs its tables of jitter distributions
 _DISTRIBUTION_FOLDERS = ("usr/lib/tc", "usr/lib/*/tc", "usr/lib64/tc", "usr/share/tc", "lib/tc")
 _UINT32_MAX = 0xFFFFFFFF  # a higher rate needs a 64-bit attribute
@@ -170,7 +170,7 @@ def _qdisc(flags: int, words: Words, index: IndexLookup) -> tuple[int, int, byte
 
 
 def _group_by_keyword(words: Words, names: Container[str]) -> dict[str, list[str]]:
-    """Return the words after each of `names` up to the next one; under "" those before the first."""
+    """Return the words after each of `names` up to the next one; the key "" has those before the first."""
     found: dict[str, list[str]] = {}
     values = found.setdefault("", [])
     for word in words:

@@ -35,9 +35,9 @@ def receive_stamped(receiver: socket.socket) -> tuple[bytes, int]:
 
 
 SO_SNDBUFFORCE, SO_RCVBUFFORCE = 32, 33
-_PROBE = struct.Struct("!iq")  # number, time of sending
+_PROBE = struct.Struct("!iq")  # number and send time
 PROBE_FRAME_BYTES = 14 + 20 + 8 + _PROBE.size  # Ethernet, IPv4, UDP
-PACKET_TIMEOUT_S = 1.0  # longer than the delay of any path on Earth
+PACKET_TIMEOUT_S = 1.0  # longer than any path's delay on Earth
 RECEIVE_BUFFER_BYTES = 16 * 1024 * 1024
 
 Endpoint = tuple[int, str]  # a process in the namespace, the address there

@@ -3,7 +3,7 @@
 There is no input or output here, and callers pass in the time in nanoseconds. A link has two state machines: at its far
 end a `PauseIngress` counts the link's bytes that wait in the switch's queues, and at its near end a `PauseGate` decides
 whether frames may start. A pause travels over the reverse link: it waits for the frame in transmission, then takes its
-own serialisation time and the reverse link's delay. It is never lost and has no time-out: it holds until the resume.
+own serialisation time and the reverse link's delay. It is never lost and has no time-out: it lasts until the resume.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class PauseGate:
         return None if closed else at_ns
 
     def discard_until(self, until_ns: float) -> None:
-        """Discard the transitions up to a moment; nobody may ask for earlier states afterwards."""
+        """Discard the transitions up to a moment; callers must not ask for earlier states afterwards."""
         while self._transitions and self._transitions[0][0] <= until_ns:
             at_ns, closes = self._transitions.popleft()
             if closes and not self._closed:
@@ -61,7 +61,7 @@ class PauseGate:
             self._closed = closes
 
     def paused_ns(self, now_ns: float) -> float:
-        """Return for how long the gate has been closed until now, in total."""
+        """Return the total time for which the gate has been closed until now."""
         now = copy.copy(self)
         now._transitions = self._transitions.copy()
         now.discard_until(now_ns)
@@ -71,10 +71,10 @@ class PauseGate:
 class FrameOrigins:
     """A table of the links by which frames entered a switch.
 
-    The switch is the kernel's and does not say so. A frame is recorded when it is handed to the switch, and recognised
-    when it comes out: by its IPv4 identification and the bytes after the first half of the header. Identical frames are
-    matched in their order of arrival. An entry expires after a second: its frame ended in the switch or in a node
-    attached to it.
+    The kernel's switch does not report it. A frame is recorded when it is handed to the switch, and recognised when it
+    comes out: by its IPv4 identification and the bytes after the first half of the header. Identical frames are matched
+    in their order of arrival. An entry expires after a second: its frame ended in the switch or in a node attached to
+    it.
     """
 
     def __init__(self) -> None:
@@ -92,7 +92,7 @@ class FrameOrigins:
                 self._remove_first(old, entries)
 
     def take(self, frame: bytes) -> PauseIngress | None:
-        """Return where a frame that leaves the switch came in; None if it has no entry, such as the switch's own."""
+        """Return the origin of a frame that leaves the switch; None without an entry, as for the switch's frames."""
         key = _frame_key(frame)
         entries = self._entries.get(key)
         return None if entries is None else self._remove_first(key, entries)
@@ -111,7 +111,7 @@ def _frame_key(frame: bytes) -> bytes:
 
 
 PAUSE_ENGINE = "userspace"
-# Under the real clock frames, and so pauses, wait for a CPU core here and in Open vSwitch; buffers get room for that.
+# Under the real clock, frames, and thus pauses, wait for a CPU core here and in Open vSwitch; buffers get room for it.
 PAUSE_LATENESS_S = 50e-3
 _ONE_QUEUE = (QueueClass("all"),)
 
@@ -124,7 +124,7 @@ class PausableDirection(EmulatedDirection):
         seed: Seed of the impairments.
         near: Frame origins of the switch at the near end; None for a host.
         far: Frame origins of the switch at the far end; None for a host, which never pauses.
-        lateness_s: By how much pauses may be late; the far switch's buffer has room for this much more of the link.
+        lateness_s: How late pauses may be; the far switch's buffer has room for the link's bytes in this extra time.
     """
 
     def __init__(
@@ -220,7 +220,7 @@ class PausableDirection(EmulatedDirection):
         self._gate.schedule(now_ns, False)
 
     def restore(self, now_ns: int) -> None:
-        """Forward frames again, and repeat a pause that still holds."""
+        """Forward frames again, and repeat a pause that is still in force."""
         super().restore(now_ns)
         if self.is_pausing:
             self._signal(now_ns, True)
@@ -246,7 +246,7 @@ def create_directions(
     Args:
         links: The links, as in the emulator's configuration.
         seed: Seed of the run.
-        lateness_s: By how much pauses may be late.
+        lateness_s: How late pauses may be.
 
     Returns:
         The directions by (link name, "a_to_b" or "b_to_a").

@@ -49,7 +49,7 @@ def parse_protocol_counts(snmp: str, netstat: str, dev: str) -> ProtocolCounts:
         ((int(words[0]), int(words[1])) for name, words in _parse_interfaces(dev) if name == "lo"),
         (0, 0),
     )
-    loopback_bytes -= ETHERNET_HEADER_BYTES * loopback_packets  # which IP does not count
+    loopback_bytes -= ETHERNET_HEADER_BYTES * loopback_packets  # packets that IP does not count
     return ProtocolCounts(
         # datagrams are counted before fragmentation
         out_packets=tcp_out

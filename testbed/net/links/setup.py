@@ -27,7 +27,7 @@ from testbed.net.links.netns import network_namespace, run_with_input
 if TYPE_CHECKING:
     from _typeshed import HasFileno
 
-MAX_GSO_SEGMENTS = 1  # that TCP may put into one packet for the kernel to split
+MAX_GSO_SEGMENTS = 1  # segments that TCP may put into one packet for the kernel to split
 _SYSCTLS = Path("/proc/sys")
 
 
@@ -49,9 +49,9 @@ class Setup:
     def add_interface(self, interface: str, mtu: int) -> None:
         """Set an interface up with an MTU and without offloads, since userspace paths forward frames unchanged.
 
-        TCP also builds packets of many segments without offloads, which the kernel splits at the interface. It is
-        limited to one segment per packet, because with such trains senders leave 5 % of their window unused on a short
-        queue.
+        Even without offloads, TCP builds packets of many segments, which the kernel splits at the interface. It is
+        limited to one segment per packet here, because with such trains senders leave 5 % of their window unused on a
+        short queue.
         """
         self.without_offloads.append(interface)
         self.ip.append(f"link set dev {interface} mtu {mtu} gso_max_segs {MAX_GSO_SEGMENTS} up")
@@ -95,7 +95,7 @@ def apply_commands(netlink: Netlink, commands: Iterable[tuple[str, str]]) -> Non
 
     known: dict[str, int] = {}
 
-    def index(name: str) -> int:  # of an interface; 0, which the kernel refuses, if it does not exist
+    def index(name: str) -> int:  # index of an interface; 0, which the kernel refuses, if it is missing
         if name not in known:
             flush()
             known.clear()

@@ -20,9 +20,9 @@ BURST_S = 0.002  # long enough for a late timer to catch up, too short to show i
 VIRTUAL_CLOCK_BURST_S = 2e-6
 MAX_QUANTUM_BYTES = 200_000
 FILTER_PREFERENCE = 10
-MIN_SHARE = 0.001  # of the rate, for a class without a guarantee: HTB requires one
-DEFAULT_CLASS_MINOR = 0x10  # of the class for unmatched packets, which is the only one without classes
-MAX_QUEUE_BYTES = 2**32 - 1  # of a qdisc that is limited in bytes
+MIN_SHARE = 0.001  # share of the rate guaranteed to a class without a guarantee, since HTB requires one
+DEFAULT_CLASS_MINOR = 0x10  # the class for unmatched packets, which is the only one if there are no classes
+MAX_QUEUE_BYTES = 2**32 - 1  # maximum of a qdisc that is limited in bytes
 
 
 @dataclass(frozen=True)
@@ -53,10 +53,10 @@ class Shape:
 
 
 def burst_bytes(rate_bps: float, mtu: int) -> int:
-    """Return the burst of a shaper in bytes: what accumulates while a timer is late.
+    """Return the burst of a shaper in bytes: the data that accumulates while a timer is late.
 
-    Under the real clock it is at least two frames. Under the virtual clock it is next to nothing, so that each frame
-    waits in its queue until the wire is free.
+    Under the real clock it is at least two frames. Under the virtual clock it is nearly zero, so that each frame waits
+    in its queue until the wire is free.
     """
     if clock_here() == "free":
         return math.ceil(rate_bps / 8 * VIRTUAL_CLOCK_BURST_S)
@@ -129,7 +129,7 @@ def shape_commands(interface: str, shape: Shape, mtu: int, now: Shape | None = N
     for leaf in leaves.values():
         exists = leaf.minor in existing
         burst, cburst = (burst_bytes(rate * 8, mtu) for rate in (leaf.rate, leaf.ceil))
-        if shape.classes:  # a class keeps its guarantee only if it can save up tokens while others send
+        if shape.classes:  # a class gets its guaranteed rate only if it can save up tokens while others send
             burst, cburst = (max(2 * (mtu + ETHERNET_HEADER_BYTES), each) for each in (burst, cburst))
         commands.append(
             f"class {'change' if exists else 'add'} dev {interface} parent 1:1 classid 1:{leaf.minor:x}"

@@ -27,7 +27,7 @@ _RED_COUNTERS = struct.Struct("=IIII")  # struct tc_red_xstats: early, pdrop, ot
 
 @dataclass(frozen=True)
 class QueueCounters:
-    """The sums of the counters of some qdiscs since they were set up; `waiting_*` is what is in them now."""
+    """The sums of the counters of some qdiscs since they were set up; `waiting_*`: packets and bytes in them now."""
 
     sent_bytes: int = 0
     sent_packets: int = 0

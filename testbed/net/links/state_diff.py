@@ -53,7 +53,7 @@ _NOUNS = {
 }
 _UNITS = {"rate": " bytes/s", "ceil": " bytes/s"}
 UNDESCRIBED = "changed"
-_MAX_FIELDS = 4  # shown of one object
+_MAX_FIELDS = 4  # limit on what is shown of one object
 _SHORT_BYTES = 16
 _TRANSPARENT = (
     "options",

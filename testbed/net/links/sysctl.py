@@ -1,7 +1,8 @@
 """The kernel parameters of network namespaces, and detection of every write to them.
 
-Reading them takes too long to do it often. But inotify reports each write to a watched file, also below `/proc/sys/net`
-of a namespace as long as the folder is held open. So even a parameter that was changed for a moment is noticed.
+Reading all of them takes too long to do often. But inotify reports each write to a watched file, even below
+`/proc/sys/net` of a namespace while the folder is held open. So it reveals even a parameter that was changed for a
+moment only.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ INTERFACE_FOLDERS = ("ipv4/conf", "ipv4/neigh", "ipv6/conf")
 # Generated on the first read; a trigger, not a setting; raised for a moment while a fabric is built
 IGNORED = ("tcp_fastopen_key", "flush", "rmem_default")
 SPARE_FILES = 256
-FILES_PER_NAMESPACE = 4  # open elsewhere: two netlink sockets, one for nftables, one for a link's end
+FILES_PER_NAMESPACE = 4  # those opened elsewhere: two netlink sockets, one for nftables, one for a link's end
 _IN_MODIFY = 0x2
 _EVENT = struct.Struct("=iIII")
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -54,7 +55,7 @@ def read_folder(folder: str) -> dict[str, str]:
 
 
 def _read(path: str) -> str | None:
-    """Read a parameter in three system calls, as there are a thousand; None for a folder or a write-only file."""
+    """Read a parameter in only three system calls, as there are a thousand; None for folders and write-only files."""
     try:
         opened = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -108,7 +109,7 @@ class SysctlWatcher:
                     held = os.open(SYSCTL_ROOT / folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
                 except FileNotFoundError:
                     continue  # this kernel does not have it
-                self._open.append(held)  # the kernel may drop the watch of a folder that nobody holds open
+                self._open.append(held)  # the kernel may drop the watch of a folder that is not held open
                 self._folders[namespace].append(folder)
                 number = _libc.inotify_add_watch(self._inotify, f"/proc/self/fd/{held}".encode(), _IN_MODIFY)
                 if number < 0:

@@ -38,13 +38,13 @@ ATTEMPTS = 5
 def send_request(control: Path, operation: str, **more: Any) -> dict[str, Any]:
     """Send the emulator a request and return its reply.
 
-    The emulator closes a connection whose request does not come at once, which happens on a busy machine. Such a
-    request is sent again, up to ATTEMPTS times in all.
+    The emulator closes a connection whose request does not arrive immediately, which happens on a busy machine. Such a
+    request is retried, with up to ATTEMPTS attempts in all.
 
     Args:
         control: The emulator's Unix socket.
-        operation: What to reply with: "stats" or "settings".
-        more: What to do first: `changes`, `leads`, `cut`, `restored`.
+        operation: The requested reply: "stats" or "settings".
+        more: Changes to make first: `changes`, `leads`, `cut`, `restored`.
 
     Raises:
         LinkError: The emulator gave no answer, or reported an error.

@@ -29,7 +29,7 @@ from testbed.spec.buildings import Host
 from testbed.spec.link_direction import ETHERNET_HEADER_BYTES, Direction
 from testbed.spec.topology import Topology
 
-TRANSFER_S = 0.1  # target transfer time without latency: long enough to be measurable next to it
+TRANSFER_S = 0.1  # target transfer time without latency: long enough to be measurable
 MIN_MESSAGE_PACKETS = 4
 
 
@@ -50,7 +50,7 @@ class RingStep:
     back_s: float | None = None
 
     def alpha_s(self, size_bytes: float) -> float:
-        """Return a message's latency without its bytes at the slowest hop; it is less for messages below a frame."""
+        """Return a message's latency without its bytes at the slowest hop; it is lower for messages below a frame."""
         return self.delay_s + self.serialisation.beyond_s(size_bytes)
 
     @property

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from testbed.net.controller.policy_view import View
 from testbed.spec.topology import Topology
 
-Hop = tuple[str, str]  # from a building to the next
+Hop = tuple[str, str]  # (building, next building)
 
 
 def find_pause_cycle(topology: Topology) -> list[str]:

@@ -1,13 +1,13 @@
 """Closed forms of the completion time of a datagram message over a lossy path, for each loss recovery scheme.
 
-Packets leave back to back and are lost independently with the same probability. Windows are not limiting; the part of a
-window beyond the path's capacity is in its queue. The approach follows SDR-RDMA (arXiv:2505.05366), which models
+Packets leave back to back and are lost independently with the same probability. Windows do not limit the rate; the part
+of a window beyond the path's capacity is in its queue. The approach follows SDR-RDMA (arXiv:2505.05366), which models
 selective repeat as the maximum of all packets' geometric delays, and erasure codes that fall back on it. The forms here
 are our own; tests compare them with the implementation in `transport.datagram`.
 
 - selective_repeat: a lost packet is retransmitted every three round trips. nack: every round trip.
-- go_back_n: a loss costs a round trip of the line, a repeated loss a timeout; packets sent meanwhile are wasted.
-- erasure, xor: as nack, with groups in place of packets; a group fails if its losses exceed what its parity recovers.
+- go_back_n: a loss costs a round trip at the line rate, a repeated loss a timeout; packets sent meanwhile are wasted.
+- erasure, xor: like nack, with groups in place of packets; a group fails if parity cannot recover its losses.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class RecoveryForm:
 
     @property
     def lossless_s(self) -> float:
-        """The time without losses; parity packets are interleaved, and the last group's are not waited for."""
+        """The time without losses; parity packets are interleaved, and a message does not wait for the last group's."""
         return self._leave_s + self.round_trip_s / 2
 
     @cached_property
@@ -98,11 +98,12 @@ class RecoveryForm:
     def group_refailure_probability(self) -> float:
         """The probability that a full group that has failed fails again after its missing data is retransmitted.
 
-        Of these packets as many must arrive as parity does not replace. Lost packets are data in proportion.
+        Enough of these packets must arrive to make up for the losses that parity cannot replace. The share of data
+        among lost packets is assumed to be that among all packets.
         """
         p, fails, again = self.loss, 0.0, 0.0
         if self.recovery == "xor":
-            size = math.ceil(self.data / self.parity) + 1  # of an XOR class with its parity packet
+            size = math.ceil(self.data / self.parity) + 1  # packets of an XOR class, including parity
             for lost in range(2, size + 1):
                 chance, parity = _binomial(size, lost, p), lost / size
                 all_arrive = (1 - p) ** (lost - 1)
@@ -238,7 +239,7 @@ class LossyDatagrams:
 
     @property
     def recovery_s(self) -> float:
-        """The seconds until a lost packet has arrived after all."""
+        """The seconds from a packet's loss to the arrival of its retransmission."""
         return self.factor * self._recovery_s
 
     @property
@@ -306,7 +307,7 @@ class LossyDatagrams:
         if not self.late:
             return 0.0
         if self.recovery == "go_back_n":
-            return self.loss  # of the last packet, since no later packet reveals its loss
+            return self.loss  # that of the last packet, since no later packet reveals its loss
         return min(1.0, _mean_late_s(self.form(packets, self._followed(packets, busy_s))) / self._recovery_s)
 
 

@@ -29,7 +29,7 @@ from testbed.net.paths.congestion.linux_tcp import (
 )
 from testbed.plugins import OWN_FILE
 
-FALLBACK_CONTROL = "reno"  # used, with a note, for congestion controls that the model does not know
+FALLBACK_CONTROL = "reno"  # the substitute, with a note, for congestion controls that the model does not know
 
 
 def is_known_control(name: str) -> bool:
@@ -38,7 +38,7 @@ def is_known_control(name: str) -> bool:
 
 
 def find_control(name: str) -> type[CongestionControl]:
-    """Return a congestion control by name or FILE.py:NAME, or FALLBACK_CONTROL for an unknown name; PluginError."""
+    """Return a congestion control by name or FILE.py:NAME; FALLBACK_CONTROL if unknown. Raises PluginError."""
     return CONGESTION_CONTROLS.find(name if is_known_control(name) else FALLBACK_CONTROL)
 
 
@@ -83,7 +83,7 @@ class LossyConnection:
 
     @property
     def recovery_s(self) -> float:
-        """The seconds until a lost packet has arrived after all."""
+        """The seconds from a packet's loss to the arrival of its retransmission."""
         return self.response.recovery * self.rtt_s
 
     def least_s(self, size_bytes: float, open_bytes: float = math.inf) -> float:
@@ -91,7 +91,7 @@ class LossyConnection:
 
         Args:
             size_bytes: The message's size.
-            open_bytes: The part of the window not used by earlier messages; negative if these wait, too.
+            open_bytes: The part of the window that earlier messages do not use; negative if they are waiting, too.
         """
         open_bytes = min(open_bytes, self.window_bytes)
         at_once = max(0.0, min(size_bytes, open_bytes))
@@ -152,7 +152,7 @@ class Sent(NamedTuple):
 
     @property
     def there_s(self) -> float:
-        """When the message is complete, as far as is known now."""
+        """When the message is complete, as currently known."""
         return max([self.in_time_s, *(loss.known_s + self.one_way_s for loss in self.losses)])
 
 

@@ -114,7 +114,7 @@ class Network:
         overheads: Protocol overhead per payload byte, by ends.
         send_buffer_bytes: The maximum send buffer of each connection.
         sends_at_once: Whether a window is sent in a burst rather than paced.
-        routed: Whether paths follow individual links; `network_of` treats parallel links as one.
+        routed: Whether paths use individual links; `network_of` treats parallel links as one.
         first_pace: The initial rate of pacing connections in packets per round trip; 0 if unknown.
         write_threshold_bytes: The message size above which the rendezvous protocol applies, by ends: the receiver
             first provides the destination, and the send completes when an acknowledgement has returned.

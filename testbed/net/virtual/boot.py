@@ -19,11 +19,11 @@ def main() -> None:
     """Replace this process with the kernel."""
     core, parent, kernel = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    # A guest is two processes that alternate: a system call of its programs takes 7 us on one core, 37 us on two.
+    # A guest has two processes that alternate: a system call of its programs takes 7 us on one core, 37 us on two.
     os.sched_setaffinity(0, {core})
     libc = ctypes.CDLL(None)
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    # The guest's memory grows by a gap in the host's address layout; with a random layout every guest would differ.
+    # A gap in the host's address layout adds to the guest's memory; with a random layout, every guest would differ.
     libc.personality(ADDR_NO_RANDOMIZE)
     if os.getppid() == parent:
         library = os.environ.pop("GUEST_PRELOAD")

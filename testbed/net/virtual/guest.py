@@ -121,8 +121,8 @@ class Guest:
             command: The program and its arguments.
             directory: Its working directory.
             environment: Environment variables in addition to the guest's own.
-            stdout: Called with what the command writes to standard output.
-            stderr: Called with what the command writes to standard error.
+            stdout: Called with the command's standard output, as it arrives.
+            stderr: Called with the command's standard error, as it arrives.
             on_poll: Called twenty times a second.
 
         Raises:
@@ -295,7 +295,7 @@ class Guest:
 
 
 Output = tuple[BinaryIO, Callable[[str], None]]
-"""A file that a guest writes, and where its content goes."""
+"""A file that a guest writes, and the function that gets its content."""
 
 
 def _pass_on(outputs: Sequence[Output]) -> None:
@@ -306,7 +306,7 @@ def _pass_on(outputs: Sequence[Output]) -> None:
 
 
 def list_idlest_cores() -> list[int]:
-    """Return the CPU cores that this process may use, the least busy in the last moment first."""
+    """Return the CPU cores that this process may use, the least busy ones of the last moment first."""
     before = _busy_ticks()
     time.sleep(POLL_S)
     after = _busy_ticks()

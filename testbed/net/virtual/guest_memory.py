@@ -12,7 +12,7 @@ from testbed.net.errors import VirtualClockError
 
 SHARED_MEMORY = Path("/dev/shm")
 MAX_MAP_COUNT = Path("/proc/sys/vm/max_map_count")
-BLOCK_BYTES = 512  # of st_blocks
+BLOCK_BYTES = 512  # the unit of st_blocks
 
 
 class MemoryFile:

@@ -180,7 +180,7 @@ def _compile(tree: Path, objects: Path, progress: Progress) -> None:
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
-        # so that ccache ignores the folder, which is another one each time
+        # so that ccache ignores the folder, which differs each time
         env={**os.environ, "CCACHE_BASEDIR": str(objects.parent), "CCACHE_NOHASHDIR": "1"},
     ) as process:
         assert process.stdout is not None
@@ -256,7 +256,7 @@ def try_features(image: KernelImage) -> tuple[str, ...]:
     """Test all features in a guest and return their names.
 
     Raises:
-        VirtualClockError: The test failed, or features do not work; the message has the reason of each.
+        VirtualClockError: The test failed, or features do not work; the message has the reason for each.
     """
     stdout: list[str] = []
     stderr: list[str] = []

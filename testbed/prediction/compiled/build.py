@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import errno
+import os
 import re
 import subprocess
+import tempfile
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +27,7 @@ from testbed.prediction.compiled.compiler import (
     library_name,
 )
 
+VARIABLE = "TESTBED_FLOWS"
 _KINDS: Mapping[str, type[ctypes._SimpleCData[Any]]] = {
     "int8_t": ctypes.c_int8,
     "int32_t": ctypes.c_int32,
@@ -77,15 +83,8 @@ _FUNCTIONS: Mapping[str, tuple[type | None, tuple[type, ...]]] = {
 @lru_cache(1)
 def library() -> ctypes.CDLL:
     """Return the loaded library; raise NoCompilerError if it cannot be compiled."""
-    name = library_name()
-    shipped, kept = FOLDER / name, user_cache("model") / name
     try:
-        try:
-            loaded = ctypes.CDLL(str(shipped))
-        except OSError:  # a checkout, or a wheel that was built for another C library
-            if not kept.exists():
-                compile_library(kept)
-            loaded = ctypes.CDLL(str(kept))
+        loaded = _load(library_name())
     except (OSError, subprocess.SubprocessError) as error:
         raise NoCompilerError(
             where="model of flows",
@@ -97,6 +96,36 @@ def library() -> ctypes.CDLL:
         function = getattr(loaded, name)
         function.restype, function.argtypes = result, arguments
     return loaded
+
+
+def environment() -> dict[str, str]:
+    """Return the environment in which another process on this machine, or in a guest, loads the same library.
+
+    A guest's home is root's, which the guest's user need not be able to read. Raises NoCompilerError.
+    """
+    file = library()._name
+    return {VARIABLE: file} if Path(file).exists() else {}
+
+
+def _load(name: str) -> ctypes.CDLL:
+    """Load the library: the given one, the wheel's, the cached one, or a new one."""
+    if given := os.environ.get(VARIABLE):
+        return ctypes.CDLL(given)
+    with contextlib.suppress(OSError):  # a checkout has none, and the wheel's may be for another C library
+        return ctypes.CDLL(str(FOLDER / name))
+    kept = user_cache("model") / name
+    try:
+        if not kept.exists():
+            compile_library(kept)
+        return ctypes.CDLL(str(kept))
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise
+    with tempfile.TemporaryDirectory(
+        prefix="testbed-flows-"
+    ) as scratch:  # there is no cache that can be used
+        compile_library(Path(scratch) / name)
+        return ctypes.CDLL(str(Path(scratch) / name))
 
 
 def _reason(error: OSError | subprocess.SubprocessError) -> str:

@@ -41,10 +41,10 @@ def main() -> None:
 
     clean, lossy = tables.dumbbells(flows, ns3, ours)
     sections = [
-        ("One flow, nothing lost by chance", clean),
-        ("One flow, frames lost by chance", lossy),
-        ("Eight flows, no two equally far", tables.round_trips(stars, ns3, ours)),
-        ("Sixteen to one", tables.incast(bursts, ns3, ours)),
+        ("One flow without random loss", clean),
+        ("One flow with random loss", lossy),
+        ("Eight flows with different round trips", tables.round_trips(stars, ns3, ours)),
+        ("Incast of sixteen senders", tables.incast(bursts, ns3, ours)),
         ("Poisson arrivals (M/D/1)", tables.frames(queues, ns3, ours)),
         ("Single frames", tables.single_frames(ns3, ours)),
         ("CPU time", tables.speed(flows, ns3, ours)),

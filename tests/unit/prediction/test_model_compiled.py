@@ -237,6 +237,27 @@ def test_without_a_compiler_the_error_says_what_to_install(
     assert not list(elsewhere.rglob("flows-*"))
 
 
+def test_without_a_cache_it_is_compiled_for_this_process_alone(
+    elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/sys")  # not even root can make a folder there
+    step = step_of((2, 2, 2, 1, 1), {})
+    assert step.play().spans == step.play().spans
+    assert build.environment() == {}
+    assert not Path(build.library()._name).exists()
+
+
+def test_another_process_is_told_where_the_library_is(
+    elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment = build.environment()
+    build.library.cache_clear()
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/sys")
+    monkeypatch.setenv(*environment.popitem())
+    assert Path(build.library()._name).is_relative_to(elsewhere)
+
+
 def test_it_is_compiled_once(elsewhere: Path) -> None:
     build.library()
     (kept,) = elsewhere.rglob("*.so")

@@ -1,4 +1,4 @@
-"""All-gather: block r of rank r ends at all ranks. Played backwards (`plan.reverse`), each is a reduce-scatter.
+"""All-gather: block r, from rank r, ends at all ranks. Played backwards (`plan.reverse`), each is a reduce-scatter.
 
 Below, n is the number of ranks and B the size in bytes of all blocks together. Every algorithm here sends each
 block to each rank exactly once, so each rank receives B (n - 1) / n in all. "Sends" is per rank.
@@ -40,10 +40,10 @@ def ring_strand(
 
 @ALL_GATHER.register("ring", auto=large_inside)
 def ring(request: PlanRequest, direction: int = 1) -> Plan:
-    """Pass blocks around the ring: send to the next rank what came from the previous one.
+    """Pass blocks around the ring: each rank forwards to the next rank what it receives from the previous one.
 
-    Steps: n - 1. Sends B (n - 1) / n, all to the next rank. A boundary between groups of consecutive ranks is
-    crossed in one place in each direction, by B (n - 1) / n bytes.
+    Steps: n - 1. Sends B (n - 1) / n, all to the next rank. Between two groups of consecutive ranks, one connection
+    crosses in each direction, with B (n - 1) / n bytes.
     """
     rank, size = request.rank, request.size
     return even(size, (ring_strand(range(size), rank, own_blocks(size), direction),))
@@ -53,7 +53,7 @@ def ring(request: PlanRequest, direction: int = 1) -> Plan:
 def bidirectional_ring(request: PlanRequest) -> Plan:
     """Pass blocks around the ring in both directions until they meet; neither direction waits for the other.
 
-    Steps: ceil((n - 1) / 2). Sends B (n - 1) / n, half of it to either side, or one block more to the next rank.
+    Steps: ceil((n - 1) / 2). Sends B (n - 1) / n, half to each side, or one block more to the next rank.
     """
     rank, size = request.rank, request.size
     held = own_blocks(size)
@@ -89,12 +89,12 @@ def recursive_doubling(request: PlanRequest, far_first: bool) -> Plan:
     """Exchange everything held so far with partners at different distances; each exchange doubles what a rank holds.
 
     For n a power of two, partners differ in one bit. For other n the distances are products of the prime factors of
-    n. An exchange over factor f is between f ranks, each with all others, at f - 1 messages; no rank idles.
+    n. In an exchange over factor f, each of f ranks exchanges messages with the f - 1 others; no rank idles.
     Steps: one per prime factor of n, log2 n for powers of two. Sends B (n - 1) / n.
-    Near first: neighbours exchange first, with little data; the last and largest exchange, B (f - 1) / n each, goes
+    Near first: neighbours exchange first, with little data; the last and largest exchange, B (f - 1) / f per rank, goes
     farthest.
     Far first: the farthest exchange is done while each rank has only one block. Between two halves of the ranks,
-    near first sends n x B / 2 bytes, both directions together; far first sends B, the minimum.
+    near first sends n x B / 2 bytes, both directions added; far first sends B, the minimum.
     """
     rank, size = request.rank, request.size
     held = {rank}
@@ -125,7 +125,7 @@ def far_first(request: PlanRequest) -> Plan:
 
 @ALL_GATHER.register("bruck")
 def bruck(request: PlanRequest) -> Plan:
-    """In round k, send what is held and still missing there to the rank 2^k before; receive from the one 2^k behind.
+    """In round k, send to the rank 2^k before this one the blocks that it lacks; receive from the rank 2^k after it.
 
     Steps: ceil(log2 n) for any n, one message in each direction. Sends B (n - 1) / n. Source: Bruck et al. 1997,
     "Efficient algorithms for all-to-all communications in multiport message-passing systems".
@@ -145,7 +145,7 @@ def bruck(request: PlanRequest) -> Plan:
 
 @ALL_GATHER.register("direct")
 def direct(request: PlanRequest) -> Plan:
-    """Send the own block to every other rank at once.
+    """Send this rank's block to all other ranks at once.
 
     Steps: 1, with n - 1 messages out and in. Sends B (n - 1) / n.
     """
@@ -165,7 +165,8 @@ def hierarchical(request: PlanRequest) -> Plan:
     The i-th rank of a building sends its block to the (i mod m)-th of each other building, m being that building's
     size.
     Steps: 1 across (if there is more than one building), m - 1 inside. Sends across: B / n to each other building;
-    with g buildings B (g - 1) in all, the minimum. Sends inside: B less what the next rank in the ring holds.
+    with g buildings B (g - 1) in all, the minimum. Sends inside: B minus the blocks with which the next rank in the
+    ring starts.
     """
     rank, size = request.rank, request.size
     members = members_of(request.groups)

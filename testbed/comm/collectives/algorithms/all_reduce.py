@@ -32,11 +32,11 @@ RING_CHANNELS, TIER_CHANNELS = Pieces(4, 128 * 1024), Pieces(16, 16 * 1024)
 
 
 def backwards_ring(request: PlanRequest) -> Plan:
-    """Plan the all-gather that is a ring reduce-scatter when played backwards: it goes around the other way."""
+    """Plan the all-gather that becomes a ring reduce-scatter when played backwards: blocks go around in reverse."""
     return all_gather.ring(request, direction=-1)
 
 
-# Played backwards, far first is near first, with the large messages to neighbours, and the other way around.
+# Played backwards, far first becomes near first, with the large messages to neighbours, and vice versa.
 for name, gather_of, channels, rule in (
     ("ring", backwards_ring, RING_CHANNELS, large_inside),
     ("bidirectional_ring", all_gather.bidirectional_ring, RING_CHANNELS, None),
@@ -53,9 +53,9 @@ for name, gather_of, channels, rule in (
 def ring(request: PlanRequest) -> Plan:
     """Ring reduce-scatter, then ring all-gather, both in the same direction.
 
-    Steps: 2 (n - 1). Sends 2 B (n - 1) / n, all to the next rank: a boundary between groups of consecutive ranks is
-    crossed in one place in each direction. Source: Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce
-    algorithms for clusters of workstations".
+    Steps: 2 (n - 1). Sends 2 B (n - 1) / n, all to the next rank. Between two groups of consecutive ranks, one
+    connection crosses in each direction. Source: Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce algorithms for
+    clusters of workstations".
     """
     return then(reverse(backwards_ring(request), REDUCE), all_gather.ring(request))
 
@@ -64,7 +64,7 @@ def ring(request: PlanRequest) -> Plan:
 def bidirectional_ring(request: PlanRequest) -> Plan:
     """Reduce-scatter, then all-gather, over a ring in both directions at once.
 
-    Steps: 2 ceil((n - 1) / 2), half of the ring's. Sends 2 B (n - 1) / n, half of it to either side.
+    Steps: 2 ceil((n - 1) / 2), half of the ring's. Sends 2 B (n - 1) / n, half to each side.
     """
     gather = all_gather.bidirectional_ring(request)
     return then(reverse(gather, REDUCE), gather)
@@ -74,14 +74,14 @@ def bidirectional_ring(request: PlanRequest) -> Plan:
 def halving_doubling(request: PlanRequest) -> Plan:
     """Recursive halving, neighbours first, then recursive doubling, farthest first.
 
-    For n a power of two, partners differ in one bit; for other n see `all_gather.recursive_doubling`. The large
-    messages go to neighbours, the small ones far.
+    For n a power of two, partners differ in one bit; for other n see `all_gather.recursive_doubling`. Large messages go
+    to neighbours, small ones to distant ranks.
     Steps: 2 per prime factor of n, 2 log2 n for powers of two. Sends 2 B (n - 1) / n.
     Source: Thakur, Rabenseifner and Gropp 2005, "Optimization of collective communication operations in MPICH",
     without its extra step for other n.
     """
     size = request.size
-    # a rank may end up with any block: numbered by reversed digits, the blocks it holds always form one run
+    # a rank may end up with any block; with blocks numbered by reversed digits, those that it has always form one run
     names = [0] * size
     for number in range(size):
         name, weight = 0, size
@@ -97,7 +97,8 @@ def halving_doubling(request: PlanRequest) -> Plan:
 def double_tree_all_reduce(request: PlanRequest) -> Plan:
     """All-reduce each half of the array over its own binary tree: reduce it up the tree and send it down again.
 
-    Nearly every rank is a leaf of one tree and has two children in the other, so all ranks send and receive alike.
+    Nearly every rank is a leaf of one tree and has two children in the other, so all ranks send and receive equally
+    much.
     Steps: at most 2 ceil(log2 n) for the first chunk. Sends at most 2 B, on average 2 B (n - 1) / n.
     Source: Sanders, Speck and Traff 2009, "Two-tree algorithms for full bandwidth broadcast, reduction and scan".
     """
@@ -110,13 +111,13 @@ def double_tree_all_reduce(request: PlanRequest) -> Plan:
 def hierarchical(request: PlanRequest, across: Literal["ring", "tree"] = "ring") -> Plan:
     """Ring reduce-scatter inside each building, all-reduce across, ring all-gather inside.
 
-    In a building of m ranks the i-th reduces shard i of m. Buildings of unequal size have different shards, so the
-    array is cut for the exchange across wherever any building's shards are cut: each such segment has one owner per
-    building. The owners of a segment all-reduce it by a ring, or by the double binary tree, in the order of the
+    In a building of m ranks the i-th reduces shard i of m. Buildings of unequal size have different shards. For the
+    exchange across, the array is therefore cut wherever any building's shards are cut: each such segment has one owner
+    per building. The owners of a segment all-reduce it by a ring, or by the double binary tree, in the order of the
     buildings' first ranks, all segments at once.
-    Steps: 2 (m - 1) inside, 2 (g - 1) across g buildings by rings. Sends inside 2 B (m - 1) / m; across, 2 S (g -
-    1) / g for each owned segment of S bytes. With g buildings, 2 B (g - 1) go between buildings in all, with a ring
-    or a tree; with two, B in each direction, the minimum, whatever their sizes.
+    Steps: 2 (m - 1) inside, 2 (g - 1) across g buildings with rings. Sends inside 2 B (m - 1) / m; across, 2 S (g - 1)
+    / g for each owned segment of S bytes. With g buildings, 2 B (g - 1) go between buildings in all, with a ring or a
+    tree; with two, B in each direction, the minimum, whatever their sizes.
     """
     rank = request.rank
     members = members_of(request.groups)
@@ -144,7 +145,7 @@ def hierarchical(request: PlanRequest, across: Literal["ring", "tree"] = "ring")
             own = [runs_of([first + part]) for part in range(parts)]
             strands.append(_ring_across(owners, owners.index(rank), own) if rank in owners else ())
     stages: list[Stage] = []
-    several = max(map(len, members)) > 1  # in any building: all ranks need the same stages
+    several = max(map(len, members)) > 1  # the largest building decides: all ranks need the same stages
     if several:
         around = even(1, (ring_strand(inside, index, held, direction=-1),))
         stages += reverse(around, "reduce-scatter inside").stages

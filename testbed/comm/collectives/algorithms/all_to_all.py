@@ -17,7 +17,7 @@ CONCURRENCY = 8
 
 @ALL_TO_ALL.register("direct")
 def direct(request: PlanRequest, concurrency: int = CONCURRENCY) -> Plan:
-    """Send each block directly to its rank, the next rank first.
+    """Send each block directly to its destination, starting with the next rank.
 
     At most `concurrency` messages are in flight in each direction. Steps: ceil((n - 1) / concurrency). Sends B (n -
     1) / n.
@@ -49,7 +49,7 @@ def hierarchical(request: PlanRequest) -> Plan:
     In a building of m ranks, the (i mod m)-th collects the blocks for the i-th rank of any other building.
     Steps: 1 inside, with m - 1 messages, then 1 across. A rank sends across one message for every rank it collects
     for: m blocks each, to n / m - 1 ranks if buildings are equal, instead of n - m messages of one block. The bytes
-    between buildings are the same, the minimum; inside, blocks that cross are sent once more, unless the collector
+    between buildings are the same, the minimum; inside, blocks that cross are sent one more time, unless the collector
     is their sender.
     """
     rank, size = request.rank, request.size
@@ -81,7 +81,7 @@ def hierarchical(request: PlanRequest) -> Plan:
         receives.append(Transfer(collector(back, rank), runs_of(source * size + rank for source in back)))
     stages: list[Stage] = []
     strand: Strand
-    if max(map(len, members)) > 1:  # in any building: all ranks need the same stages
+    if max(map(len, members)) > 1:  # the largest building decides: all ranks need the same stages
         strand = (Round("exchange inside", tuple(first_sends), tuple(first_receives)),)
         stages.append((strand,))
     if len(members) > 1:
@@ -105,7 +105,7 @@ def relays_blocks(algorithm: Algorithm, groups: tuple[int, ...]) -> bool:
 
 @SENDRECV.register("direct")
 def shift(request: PlanRequest) -> Plan:
-    """Send the own array to the next rank and receive that of the previous one. Steps: 1. Sends B / n."""
+    """Send this rank's array to the next rank and receive that of the previous one. Steps: 1. Sends B / n."""
     rank, size = request.rank, request.size
     right, left = (rank + 1) % size, (rank - 1) % size
     if size == 1:

@@ -1,7 +1,7 @@
-"""All-to-all whose receivers do not know the counts: only real rows, announced, or padding to the maximum.
+"""All-to-all whose receivers do not know the counts: senders announce counts and send real rows only, or pad.
 
-Used for tokens that a router sends to experts. c(s, d) is the number of rows that rank s has for rank d, M the
-maximum, w a row's bytes.
+A router uses it to send tokens to experts. c(s, d) is the number of rows that rank s has for rank d, M the maximum, w a
+row's bytes.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from testbed.comm.flight_recorder import Record
 from testbed.comm.transport import Request, TransportError
 
 COUNT_BYTES = 8
-ALL_PEERS = 1 << 14  # as many as there are tags
+ALL_PEERS = 1 << 14  # no limit: the number of available tags
 
 ALL_TO_ALL_V.add("late_counts", RowsAlgorithm(lambda count, most: count, CONCURRENCY))
 ALL_TO_ALL_V.add("padded", RowsAlgorithm(lambda count, most: most, CONCURRENCY, posts_ahead=True))
-# as with one kernel launch for all peers: no peer's rows wait for another's
+# like one kernel launch for all peers: no peer's rows wait for another's
 ALL_TO_ALL_V.add("late_counts_at_once", RowsAlgorithm(lambda count, most: count, ALL_PEERS))
-# as with handles from an earlier exchange: buffers and counts are known, only rows are sent, to all peers at once
+# like handles from an earlier exchange: buffers and counts are known, only rows are sent, to all peers at once
 ALL_TO_ALL_V.add(
     "told_counts", RowsAlgorithm(lambda count, most: count, ALL_PEERS, posts_ahead=True, counts_known=True)
 )
@@ -58,8 +58,8 @@ class Exchange:
     posts at once. Sends 8 (n - 1) + w sum over d of c(s, d) bytes; padded, 8 (n - 1) + w M (n - 1); with known
     counts, only the rows. At most `algorithm.concurrency` peers at a time.
 
-    rows: for each rank, as many as `algorithm.sent` says.
-    counts: how many of them are real.
+    rows: the rows for each rank, their number given by `algorithm.sent`.
+    counts: the number of real rows among them.
     known_counts: rows that will arrive from each rank, if known in advance.
     received_counts: rows received from each rank, once they have arrived.
     """

@@ -1,4 +1,4 @@
-"""Trees: one rank's array to all ranks, all ranks' arrays into one, and both at once over two trees.
+"""Tree algorithms: from one rank to all ranks, from all ranks into one, and all-reduce over two trees at once.
 
 n is the number of ranks, B the array's bytes. Large arrays are sent in `chunks`, each on its own strand, so that a
 rank forwards one chunk while the next arrives.
@@ -39,9 +39,9 @@ def binomial_children(position: int, size: int) -> list[int]:
 
 @BROADCAST.register("binomial", auto=small)
 def binomial_broadcast(request: PlanRequest) -> Plan:
-    """The root sends to the rank half the ranks away, then both do the same in their halves.
+    """Broadcast: the root sends to the rank half-way around, then both do the same in their halves.
 
-    Steps: ceil(log2 n). B to each rank but the root, which sends to ceil(log2 n) ranks.
+    Steps: ceil(log2 n). Each rank but the root receives B; the root sends to ceil(log2 n) ranks.
     """
     rank, size, root = request.rank, request.size, request.root
     position = (rank - root) % size

@@ -1,4 +1,4 @@
-"""Bootstraps by name: from what a rank knows at the start to the addresses of all ranks."""
+"""Bootstraps by name: each method finds the addresses of all ranks from what a rank knows at the start."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from testbed.plugins import Registry, derived_from
 
 
 class Job(NamedTuple):
-    """What one rank knows at the start.
+    """The information that one rank has at the start.
 
     Attributes:
         rank: This rank.
@@ -38,7 +38,7 @@ class Bootstrap(ABC):
     @staticmethod
     @abstractmethod
     def find(job: Job) -> tuple[Sequence[Address], BootstrapReport]:
-        """Return the addresses of all ranks, and what finding them cost this one. Raises TransportError."""
+        """Return the addresses of all ranks, and the cost of finding them for this rank. Raises TransportError."""
 
 
 BOOTSTRAPS: Registry[type[Bootstrap]] = Registry(

@@ -1,4 +1,4 @@
-"""The built-in bootstraps: through rank 0 alone, around a ring, or none because all addresses are given."""
+"""Built-in bootstraps: through rank 0 alone, around a ring, or static, with all addresses given."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _exchange_addresses(method: str, job: Job) -> tuple[Sequence[Address], Boots
 class Star(Bootstrap):
     """Every rank sends its address to rank 0, which sends all addresses to every rank.
 
-    Then every rank connects to every rank, as in NCCL's baseline.
+    Then every rank connects to every other rank, as in NCCL's baseline.
     """
 
     connects_all = True

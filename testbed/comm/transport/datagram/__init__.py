@@ -1,1 +1,1 @@
-"""Messages as UDP datagrams: loss recoveries and congestion controls as state machines, and their sockets."""
+"""Messages as UDP datagrams: loss recovery and congestion control as state machines, and the sockets."""

@@ -1,6 +1,6 @@
-"""Send and receive buffers of a pair: messages to packets, and packets to messages.
+"""Send and receive buffers of a pair, which convert messages to packets and packets to messages.
 
-The send buffer cuts messages into packets of one size, and knows where each packet's bytes are and when a message has
+The send buffer cuts messages into packets of one size. It tracks where each packet's bytes are and when a message has
 left. The receive buffer writes packets to their places in messages, and recovers lost ones from parity if possible.
 """
 
@@ -48,8 +48,8 @@ class SendBuffer:
     """Outgoing messages of one pair.
 
     Args:
-        payload_bytes: Of a full packet.
-        secret: The pair's.
+        payload_bytes: Payload of a full packet.
+        secret: The pair's secret.
         code: The erasure code, one of CODES.
         counters: Counts messages that have left.
     """
@@ -105,17 +105,17 @@ class SendBuffer:
     def write_run(
         self, words: Words, numbers: range, path: int, serial: int, asking: slice
     ) -> tuple[PerPacket, PerPacket, PerPacket]:
-        """Write headers of consecutive data packets, as far as they belong to one message.
+        """Write headers of consecutive data packets, up to the end of their message.
 
         Args:
             words: The headers of a `SendBatch`.
             numbers: The packets.
             path: The path that they take.
             serial: The first packet's serial.
-            asking: The packets that request an acknowledgement, besides the last.
+            asking: The packets that request an acknowledgement, in addition to the last.
 
         Returns:
-            Per packet, the size of its header, and address and size of its payload, as `SendBatch.send` takes them.
+            Per packet, the size of its header, and address and size of its payload, as `SendBatch.send` expects them.
         """
         first, size = numbers.start, self._payload_bytes
         message = self._find_message(first)
@@ -153,7 +153,7 @@ class SendBuffer:
         return rows
 
     def complete(self, recovery: Recovery) -> None:
-        """Complete the requests of messages that have left entirely. Bytes that may have to be resent are copied."""
+        """Complete the requests of messages that have left entirely, after copying bytes that may have to be resent."""
         messages = self._messages
         while self._done_count < len(messages):
             message = messages[self._done_count]
@@ -190,7 +190,7 @@ def pad_rows(view: memoryview, offset: int, rows: int, size: int) -> Bytes:
 
 
 class ReceiveBuffer(Reassembler):
-    """The receiving half of a pair. paths: their number. in_order, code: see Receiver."""
+    """The receiving half of a pair. paths: the number of paths. in_order, code: see Receiver."""
 
     def __init__(self, end: PeerEnd, paths: int, in_order: bool, code: str | None) -> None:
         super().__init__(end)
@@ -217,7 +217,7 @@ class ReceiveBuffer(Reassembler):
                 return
 
     def _take(self, header: Data, payloads: Bytes) -> bool:
-        """Handle packets that are wanted, the first with this header; False if there is no room or they are invalid."""
+        """Store wanted packets, the first with this header; return False if there is no room or they are invalid."""
         receiver, number, count = self.receiver, header.number, len(payloads)
         into = self._place(header, header.offset, payloads)
         if into is None:
@@ -233,7 +233,7 @@ class ReceiveBuffer(Reassembler):
         return True
 
     def _place(self, header: Data, offset: int, payloads: Bytes) -> IncomingMessage | None:
-        """Write a part of a message to its place; None if there is no room for it, or it is invalid."""
+        """Write a part of a message to its place; return None if there is no room for it or it is invalid."""
         length, total = payloads.size, header.total
         if offset + length > total or (length == 0) != (total == 0):
             self.fail(f"it sent {length} bytes at {offset} of a message of {total}")

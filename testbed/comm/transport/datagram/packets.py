@@ -2,8 +2,8 @@
 
 All packets carry the pair's `secret`, which the ends exchange over their control connection. Anything else that
 arrives at the port is dropped. A `number` counts a pair's data packets, and is the same when a packet is resent. A
-`serial` counts what is sent on one path, and is new each time. So a packet that has not arrived when a later serial
-has is lost, whatever other paths do.
+`serial` counts transmissions on one path, and is new each time. So a packet is lost if it has not arrived when a later
+serial of its path has, whatever other paths do.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import NamedTuple
 # kind, flags, path, secret, serial, message, first or only number, tag, offset in the message, size of the message
 DATA = struct.Struct("<BBHIIIQQQQ")
 WORDS = DATA.size // 8  # 8-byte words, for vectorised packing
-# follows DATA in a parity packet: the group's data packets, its parity packets, which of them this is
+# follows DATA in a parity packet: the number of the group's data packets, of its parity packets, and of this one
 PARITY = struct.Struct("<BBBx")
 HEADER_ROOM = DATA.size + PARITY.size
 # kind, flags, path, secret, latest serial, packets received, packets marked, number below which all have arrived
@@ -24,12 +24,12 @@ CREDIT = struct.Struct("<BBHIQ")
 
 DATA_KIND, PARITY_KIND, ACK_KIND, WANTED_KIND, GRANTED_KIND = 1, 2, 3, 4, 5
 ACK_REQUESTED = 1  # flag of data and parity packets: acknowledge at once
-NAK = 1  # flag of acknowledgements: a packet was out of order, and is dropped
+NAK = 1  # flag of acknowledgements: a packet was out of order and was dropped
 
 # IPv4 and UDP; Ethernet, as links count it
 UDP_HEADERS_BYTES, ETHERNET_HEADER_BYTES = 28, 14
 MAX_PATHS = 256
-# how far received numbers may be ahead of the first missing one: an acknowledgement has a bit for each
+# limit on how far received numbers are ahead of the first missing one: an acknowledgement has a bit for each
 MAX_AHEAD = 8192
 
 
@@ -54,8 +54,8 @@ class Ack(NamedTuple):
     Attributes:
         path: The path.
         latest_serial: The latest serial that arrived on it.
-        received: Packets that arrived on it.
-        marked: Packets of these with an ECN mark.
+        received: The number of packets that arrived on it.
+        marked: The number of these packets with an ECN mark.
         low: All numbers below have arrived.
         bits: Bit i is set if number low + i has arrived.
         nak: See NAK.

@@ -1,4 +1,4 @@
-"""Datagrams to and from one peer, for one class of traffic: messages to packets and back."""
+"""Datagrams to and from one peer, for one class of traffic, from messages to packets and back."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from testbed.comm.transport.datagram.spraying import Spray
 from testbed.comm.transport.event_loop import ignore_events
 from testbed.comm.transport.onesided import PeerEnd
 
-# retry interval after a full card queue: in real time, when a third of the shortest queue has drained
+# retry interval after a full NIC queue: in real time, when a third of the shortest queue has drained
 NO_ROOM_S, NO_ROOM_PACKETS = 0.0005, 20
 
 
 class RankDatagrams(NamedTuple):
-    """What all pairs of a rank share.
+    """State that all pairs of a rank share.
 
     Attributes:
         settings: Recovery, control and paths.
@@ -82,7 +82,7 @@ class DatagramPair(ReceiveBuffer):
         self._waiting: list[Request] = []  # until the pair is connected
         self._out: SendBuffer | None = None
         self._blocked: set[int] = set()  # paths whose socket is not writable
-        self._retry_s = math.inf  # when to retry after a full card queue
+        self._retry_s = math.inf  # when to retry after a full NIC queue
         self._no_room_s = NO_ROOM_S
         self._sender: Sender | None = None
         self.secret = 0
@@ -105,7 +105,7 @@ class DatagramPair(ReceiveBuffer):
 
     @property
     def acknowledged(self) -> int:
-        """Packets that the peer has acknowledged, with all before them."""
+        """The number of packets that the peer has acknowledged without gaps."""
         return self._sender.recovery.low if self._sender else 0
 
     def begin_sockets(self, sockets: list[socket.socket], secret: int) -> None:
@@ -138,7 +138,7 @@ class DatagramPair(ReceiveBuffer):
         if self.lost is not None:
             return
         if isinstance(reason, str) and self.on_fault is not None:
-            self.on_fault(reason)  # it calls `fail` with the error
+            self.on_fault(reason)  # this calls `fail` with the error
             return
         self.lost = PeerLost(self.rank, self.peer, reason) if isinstance(reason, str) else reason
         for sock in self.sockets:
@@ -154,7 +154,7 @@ class DatagramPair(ReceiveBuffer):
     # ---- sending
 
     def send(self, request: Request) -> None:
-        """Send as much as the control allows now, the rest later."""
+        """Send as much as the control allows now, and the rest later."""
         if self.lost is not None:
             request.fail(self.lost)
         elif self._sender is None:
@@ -279,7 +279,7 @@ class DatagramPair(ReceiveBuffer):
 
     def _send_small(self, packet: bytes, path: int = 0) -> None:
         """Send a small packet that may be lost."""
-        with contextlib.suppress(OSError):  # then it is lost here
+        with contextlib.suppress(OSError):  # treated like a lost packet
             self.bytes_out += self.sockets[path].send(packet)
             self.datagrams_out += 1
 
@@ -298,7 +298,7 @@ class DatagramPair(ReceiveBuffer):
             self._retry_s = math.inf
         if now_s >= self._sender.recovery.due_s:
             for path in range(len(self.sockets)):
-                self._read(path)  # if this rank is late, feedback may be waiting in the socket
+                self._read(path)  # if this rank is late, feedback may already be in the socket
             if self.lost is None and now_s >= self._sender.recovery.due_s:
                 feedback = self._sender.on_timer(now_s)
                 if self._spray is not None:

@@ -9,7 +9,7 @@ from typing import Any
 from testbed.comm.transport.datagram.erasure_codes import get_code
 from testbed.comm.transport.datagram.packets import MAX_AHEAD, Ack
 
-# one in this many packets of a path is acknowledged if its sender requests none
+# packets of a path per acknowledgement if the sender requests none
 ACK_EVERY = 16
 
 
@@ -25,7 +25,7 @@ class PathCounts:
 
 @dataclass
 class ParityGroup:
-    """A group of which parity has arrived: its number of data and parity packets, and the parity that has arrived."""
+    """A group with parity: its numbers of data and parity packets, and the parity that has arrived."""
 
     data: int
     parity: int
@@ -66,7 +66,7 @@ class Receiver:
         return 0 < ahead <= MAX_AHEAD - count and not self.bits >> ahead & ((1 << count) - 1)
 
     def on_packet(self, path: int, serial: int, marked: bool, asks: bool, count: int = 1) -> None:
-        """Count packets on a path, whether accepted or not. serial: of the last of `count` packets."""
+        """Count packets on a path, whether accepted or not. serial: that of the last of `count` packets."""
         seen = self._paths.get(path)
         if seen is None:
             seen = self._paths[path] = PathCounts()

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 RTO_ROUND_TRIPS = 3.0  # as in SDR-RDMA's evaluation (arXiv:2505.05366)
 MIN_RTO_S = 1e-4
-# in real time a peer may wait this long for a CPU
+# in real time, a peer may wait this long for a CPU
 REAL_TIME_MIN_RTO_S = 50e-3
 _MAX_BACKOFFS = 6
 _SHARE, _VARIATION_SHARE = 1 / 8, 1 / 4  # weights of a new sample, as in RFC 6298
@@ -17,7 +17,7 @@ class RttEstimator:
     """A smoothed round trip, as in RFC 6298.
 
     Attributes:
-        smoothed_s: The estimate; before the first sample a guess.
+        smoothed_s: The estimate; before the first sample, a guess.
         least_rto_s: The smallest timeout.
         variation_s: The mean deviation.
         least_s: The shortest sample.
@@ -44,7 +44,7 @@ class RttEstimator:
 
     @property
     def rto_s(self) -> float:
-        """Three round trips, or RFC 6298's timeout if they vary more; doubled by each consecutive timeout."""
+        """Three round trips, or RFC 6298's timeout if it is longer; doubled by each consecutive timeout."""
         once_s = max(
             RTO_ROUND_TRIPS * self.smoothed_s, self.smoothed_s + 4 * self.variation_s, self.least_rto_s
         )

@@ -1,6 +1,6 @@
-"""The sending half of a pair, without sockets: what may be sent now, and when to look again.
+"""The sending half of a pair, without sockets: what may be sent now, and when to check again.
 
-`make_sender` builds it for a path, a network card and a clock, from `DatagramSettings`, the scenario's settings.
+`make_sender` builds it for a path, a NIC and a clock, from `DatagramSettings`, the scenario's settings.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from testbed.comm.transport.datagram.recoveries import RECOVERIES, Feedback, Ite
 from testbed.comm.transport.datagram.rtt_estimator import MIN_RTO_S, REAL_TIME_MIN_RTO_S, RttEstimator
 from testbed.comm.transport.datagram.spraying import Spray
 
-# how much a late timer may catch up: in real time timers are tens of microseconds late
+# how much a late timer may catch up: in real time, timers are tens of microseconds late
 BURST_S = 100e-6
 # acknowledgements are requested this often per window, and at least every REQUEST_ACK_EVERY packets
 ACKS_PER_WINDOW = 8
@@ -25,19 +25,19 @@ REQUEST_ACK_EVERY = 16
 
 
 class Sender:
-    """A sender: the recovery decides what to send, the control how much of it now."""
+    """A sender: the recovery decides what to send, and the control how much may be sent now."""
 
     def __init__(self, recovery: Recovery, control: Control) -> None:
         self.recovery, self.control = recovery, control
         self.marked = 0  # packets with an ECN mark
         self.lost = 0  # lost packets
-        self.timed_out = 0  # of these, by a timeout
+        self.timed_out = 0  # lost packets found by a timeout
         self._free_s = -math.inf  # when the rate allows another packet
         self._packet_s = 0.0  # the packet time at the rate used for `_free_s`
         self._recheck_s = math.inf  # when the rate may change
         self._wanted_s = -math.inf  # when credits were last requested
         self._wanted = 0
-        self._rate_limited = False  # whether the rate is what limits now
+        self._rate_limited = False  # whether the rate is the current limit
         self._since_ack_request = 0  # packets since the last request for an acknowledgement
 
     @property
@@ -136,7 +136,7 @@ class Sender:
         return feedback
 
     def wanted_credits(self, now_s: float) -> int | None:
-        """Return the packets to request from a receiver that grants, since the start; None if it is up to date."""
+        """Return the total of packets to request from a granting receiver; None if its information is current."""
         control = self.control
         if not isinstance(control, Credits):
             return None
@@ -150,7 +150,7 @@ class Sender:
 
     @property
     def due_s(self) -> float:
-        """When `on_timer`, `next_items` or `wanted_credits` may have something new."""
+        """The time at which `on_timer`, `next_items` or `wanted_credits` may have new results."""
         due_s = self.recovery.due_s
         control = self.control
         if self._rate_limited and self.recovery.pending:
@@ -164,7 +164,7 @@ class Sender:
     def snapshot(self, acked_bytes: int) -> dict[str, float]:
         """Return the fields of `sockets.snapshot_connection`, with parity packets and marked packets.
 
-        No window reads as 0.
+        The window is 0 if there is none.
         """
         recovery, window = self.recovery, self.control.window_packets
         return {
@@ -211,20 +211,20 @@ class Sender:
         return f"{unacknowledged}; {missing} missing before later received ones"
 
 
-# In real time ranks wait for a CPU longer than packets are in flight. This much of constant windows covers for that,
-# for all peers together: the shortest queues hold 64 packets.
+# In real time, ranks wait for a CPU longer than packets are in flight. Constant windows are extended by this much to
+# hide that, for all peers together: the shortest queues take 64 packets.
 LATE_HOST_PACKETS = 48
-LATE_HOST_S = 0.005  # added to a round trip by late hosts
-# a rare, longer delay: windows grow by what a card sends meanwhile, as long as nothing is lost
+LATE_HOST_S = 0.005  # time that late hosts add to a round trip
+# a rare, longer delay: windows grow by what a NIC sends in that time, as long as nothing is lost
 LATE_PEER_S = 0.030
 
 
 class Route(NamedTuple):
-    """What is known of a pair's path.
+    """The known properties of a pair's path.
 
     Attributes:
-        window_bytes: Of the control `window`.
-        line_bps: Rate of this rank's network card.
+        window_bytes: Window of the control `window`.
+        line_bps: Rate of this rank's NIC.
         path_bps: Rate of the path's narrowest link; 0 if unknown.
         empty_s: Round trip of the empty path; infinite if unknown.
         peers: The number of other ranks.
@@ -242,9 +242,9 @@ def make_sender(settings: DatagramSettings, packet_bytes: int, round_trip_s: flo
 
     Args:
         settings: Recovery and control.
-        packet_bytes: Of a full packet, as links count it.
+        packet_bytes: Size of a full packet, as links count it.
         round_trip_s: The initial estimate.
-        route: What is known of the path.
+        route: The known properties of the path.
     """
     window_bytes, line_bps, path_bps, empty_s, peers = route
     exact = clock_here() == "free"
@@ -276,7 +276,7 @@ def make_sender(settings: DatagramSettings, packet_bytes: int, round_trip_s: flo
     return Sender(kind(round_trips, **groups), CONTROLS[settings.control](limits, round_trips))
 
 
-# the window as a multiple of the bandwidth-delay product: one acknowledgement covers several packets
+# the window exceeds the bandwidth-delay product, because one acknowledgement covers several packets
 WINDOW_PRODUCTS = 1.25
 
 
@@ -290,8 +290,8 @@ class DatagramSettings:
         data: Data packets of a group of an erasure code.
         parity: Parity packets of a group.
         paths: Source ports over which packets are sprayed; 1 for no spraying.
-        window_bytes: Of the control `window`; None: derived from the path.
-        rate_scale: Emulated rates over real ones.
+        window_bytes: Window of the control `window`; None: derived from the path.
+        rate_scale: Ratio of emulated to real rates.
     """
 
     recovery: str = "selective_repeat"

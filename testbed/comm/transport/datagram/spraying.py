@@ -1,7 +1,7 @@
-"""Packet spraying: paths are used round-robin, except those that mark or lose packets.
+"""Packet spraying: packets use paths round-robin, except paths that mark or lose packets.
 
-After MRC's states of entropy values (arXiv:2605.04333): GOOD paths are used, SKIP paths are skipped once, after a
-mark, and DENIED paths, after losses, are not used until a single packet probes them.
+After MRC's states of entropy values (arXiv:2605.04333): GOOD paths are used; SKIP paths are skipped once, after a mark;
+DENIED paths, after losses, are not used until a single packet has probed them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class _Path:
 
 
 class Spray:
-    """The choice of paths. `on_ack` and `record` report losses and marks."""
+    """The path selection. `on_ack` and `record` report losses and marks."""
 
     def __init__(self, paths: int) -> None:
         self._paths = [_Path() for _ in range(paths)]
@@ -65,7 +65,7 @@ class Spray:
             if path.state is State.DENIED:
                 if now_s < path.probe_s:
                     continue
-                path.probe_s = math.inf  # one packet is the probe
+                path.probe_s = math.inf  # use one packet as a probe
             return number
         return self._turn
 

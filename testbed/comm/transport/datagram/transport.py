@@ -32,8 +32,8 @@ from testbed.comm.transport.sockets import (
 )
 from testbed.comm.transport.wire import ConnectionKey
 
-_HEADER_SAVING_BYTES = 24  # TCP headers with timestamps over UDP headers
-_FIRST_ROUND_TRIP_S = 0.05  # if TCP has no sample
+_HEADER_SAVING_BYTES = 24  # size of TCP headers with timestamps minus that of UDP headers
+_FIRST_ROUND_TRIP_S = 0.05  # round trip if TCP has no sample
 _UNSET_WINDOW_SHARE = 4  # share of the receive buffer, if the window is not configured
 _SECRET, _PORT = struct.Struct("<I"), struct.Struct("<H")
 _MAX_SETUP_BYTES = _SECRET.size + MAX_PATHS * _PORT.size
@@ -66,7 +66,7 @@ class DatagramTransport(ControlledMesh[DatagramPair]):
         self.datagrams = datagrams or DatagramSettings()
         self._uses_ecn = CONTROLS[self.datagrams.control].uses_ecn
         self._granter = Granter(settings.port_bps, udp.MAX_MTU_BYTES + ETHERNET_HEADER_BYTES)
-        # in a guest reading the clock is a system call, and time stands still between two calls of `progress`
+        # in a guest, reading the clock is a system call, and time does not pass between two calls of `progress`
         self._clock: Callable[[], float] = (lambda: self.now_s) if clock_here() == "free" else time.monotonic
         self._shared = RankDatagrams(
             self.datagrams,
@@ -144,7 +144,7 @@ class DatagramTransport(ControlledMesh[DatagramPair]):
 
     @staticmethod
     def _send_ports(control: Control, secret: int, ports: list[int]) -> None:
-        """Send the ports of this end's paths; no ports: confirm that its sockets are open."""
+        """Send the ports of this end's paths; an empty list confirms that its sockets are open."""
         control.send_setup(_SECRET.pack(secret) + b"".join(map(_PORT.pack, ports)))
 
     def _path_key(self, key: ConnectionKey, path: int) -> ConnectionKey:
@@ -202,7 +202,7 @@ class DatagramTransport(ControlledMesh[DatagramPair]):
         return Route(window_bytes, settings.port_bps, path_bps, empty_s, self.size - 1)
 
     def _window_bytes(self, pair: DatagramPair, peer: int) -> int:
-        """Return the scenario's window, or the bandwidth-delay product, or what the receive buffer can hold."""
+        """Return the scenario's window, or the bandwidth-delay product, or the share of the receive buffer."""
         if self.datagrams.window_bytes is not None:
             return self.datagrams.window_bytes
         if self.settings.bdp_bytes is not None:
@@ -213,7 +213,7 @@ class DatagramTransport(ControlledMesh[DatagramPair]):
     # ---- measurements
 
     def peer_counts(self) -> dict[int, WireCounts] | None:
-        """See Mesh. Datagrams, as IP sees them, count as segments. Payloads are corrected for the shorter headers."""
+        """See Mesh. Datagrams count as segments, as IP sees them. Payloads are corrected for the shorter headers."""
         counts = super().peer_counts()
         if counts is None:
             return None
@@ -230,7 +230,7 @@ class DatagramTransport(ControlledMesh[DatagramPair]):
         return counts
 
     def socket_options(self) -> dict[tuple[int, object], SocketOptions]:
-        """See Mesh; with the datagram sockets."""
+        """See Mesh. The datagram sockets are included."""
         options = super().socket_options()
         for control in self._controls():
             if control.pair.lost is None:
@@ -239,7 +239,7 @@ class DatagramTransport(ControlledMesh[DatagramPair]):
         return options
 
     def describe_state(self, peers: Iterable[int]) -> str:
-        """See Mesh; with the datagrams."""
+        """See Mesh. The state of the datagrams is included."""
         wanted = set(peers)
         states = [
             f"datagrams with rank {control.peer}: {control.pair.description}"
@@ -249,7 +249,7 @@ class DatagramTransport(ControlledMesh[DatagramPair]):
         return "; ".join([super().describe_state(wanted), *states])
 
     def snapshots(self) -> list[tuple[int, ConnectionKey, dict[str, float]]]:
-        """See Mesh; of the datagrams. No window reads as 0."""
+        """See Mesh. The snapshots are of the datagrams; a window of 0 means none."""
         return [
             (control.peer, control.key, control.pair.snapshot())
             for control in self._controls()

@@ -1,10 +1,10 @@
 """UDP sockets that send and receive many packets per system call (sendmmsg, recvmmsg).
 
-In real time, consecutive packets go as segmentation offload (UDP_SEGMENT): the kernel takes them as one and cuts them
-where they leave the card's queue. Everything behind it (links, captures, receivers) sees single packets. Such a train
-is no longer than the burst of the card's shaper, and is taken as a whole or not at all. Memory addresses are kept as
-numbers: packets are sent from where messages are. `coalesce_packets` sorts what one call has received: consecutive
-data packets become one run, and of a path's acknowledgements the latest is kept.
+In real time, consecutive packets use segmentation offload (UDP_SEGMENT): the kernel takes them as one train and cuts it
+where it leaves the NIC's queue. Everything behind that queue (links, captures, receivers) sees single packets. A train
+is no longer than the burst of the NIC's shaper; the kernel takes all of it or nothing. Memory addresses are kept as
+numbers, so that packets are sent straight from the memory of messages. `coalesce_packets` sorts the packets that one
+call has received: consecutive data packets become one run, and only the latest acknowledgement of each path is kept.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ BATCH = 64  # packets per call
 MAX_MTU_BYTES = 9216  # a multiple of 8 bytes
 LOOPBACK_MTU_BYTES = 9000  # instead of the 64 kB of the loopback interface
 RECEIVE_BUFFER_BYTES = 8 * 1024**2
-# data in the card's queue, as the kernel counts it: in real time a rank may be late to refill it
+# data in the NIC's queue, as the kernel counts it: in real time, a rank may be late to refill it
 SEND_BUFFER_BYTES, EXACT_SEND_BUFFER_BYTES = 512 * 1024, 128 * 1024
 
 # limits of trains: the burst of shapers in real time (testbed.net.links.shaping), and an IPv4 packet
 TRAIN_S, MAX_TRAIN_BYTES = 0.002, 65507
 HEADER_STRIDE = 64  # distance between packets' headers in a SendBatch
 
-# of linux/in.h
+# from linux/in.h
 _IP_MTU, _IP_MTU_DISCOVER, _IP_PMTUDISC_DO, _IP_RECVERR, _IP_RECVTOS = 14, 10, 2, 11, 13
 _CONGESTION_EXPERIENCED, _ECN_CAPABLE, _ECN_BITS = 3, 2, 3
-_CONTROL_BYTES, _TOS_OFFSET = 32, 16  # one struct cmsghdr with a byte
+_CONTROL_BYTES, _TOS_OFFSET = 32, 16  # one struct cmsghdr with one byte of data
 
 _MESSAGE = np.dtype(
     {
@@ -68,7 +68,7 @@ _PART = np.dtype([("base", "u8"), ("bytes", "u8")])
 # struct cmsghdr with the argument of UDP_SEGMENT and padding
 _SEGMENT = np.dtype([("bytes", "u8"), ("level", "i4"), ("kind", "i4"), ("segment", "u2"), ("rest", "u2", 3)])
 _UDP_SEGMENT, _SEGMENT_BYTES = 103, 18
-# errors of kernels without it, or without it for cards that do not checksum (before Linux 6.11)
+# errors of kernels without UDP_SEGMENT, or without it for NICs that do not compute checksums (before Linux 6.11)
 _NO_SEGMENTATION = {errno.EIO, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOPROTOOPT}
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -77,15 +77,15 @@ PerPacket = Sequence[int] | NDArray[np.int64]
 
 
 class QueueFull(TransportError):
-    """The card's queue is full. Retry a little later: there is no event for it."""
+    """The NIC's queue is full. Retry a little later: no event announces room."""
 
 
 class SegmentationOffload:
     """Trains of packets of one size that the kernel takes as one, with up to `packets` in each; 1: no trains.
 
     Args:
-        packet_bytes: Of one packet, with its header.
-        card_bps: Rate of the card that sends them.
+        packet_bytes: Size of one packet, with its header.
+        card_bps: Rate of the NIC that sends them.
     """
 
     def __init__(self, packet_bytes: int, card_bps: float) -> None:
@@ -153,8 +153,8 @@ class SendBatch:
             sizes: Sizes of the payloads.
 
         Raises:
-            BlockingIOError: If it takes none until the socket is writable.
-            QueueFull: If the card's queue is full.
+            BlockingIOError: If the kernel takes none until the socket is writable.
+            QueueFull: If the NIC's queue is full.
         """
         self._fill(headers, payloads, sizes)
         return self._check_result(_libc.sendmmsg(sock.fileno(), self._address, len(headers), 0))
@@ -179,7 +179,7 @@ class SendBatch:
 
 
 class ReceiveBatch:
-    """Memory for what one call receives; shared by all sockets of a thread."""
+    """Memory for the packets that one call receives; shared by all sockets of a thread."""
 
     def __init__(self, uses_ecn: bool) -> None:
         room = MAX_MTU_BYTES
@@ -240,7 +240,7 @@ def make_socket(
         remote: Address and port of the peer.
         settings: Buffers and window.
         traffic: The class of traffic.
-        uses_ecn: Let links mark its packets, and report marks.
+        uses_ecn: Whether links may mark its packets, and marks are reported.
 
     Raises:
         OSError, TransportError: If the socket cannot be made.
@@ -254,7 +254,7 @@ def make_socket(
             sock.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, traffic.dscp << 2 | _ECN_CAPABLE)
             sock.setsockopt(socket.IPPROTO_IP, _IP_RECVTOS, 1)
         sock.setsockopt(socket.IPPROTO_IP, _IP_MTU_DISCOVER, _IP_PMTUDISC_DO)
-        # report a full queue of the card as an error
+        # report a full NIC queue as an error
         sock.setsockopt(socket.IPPROTO_IP, _IP_RECVERR, 1)
         exact = clock_here() == "free"
         window_bytes = settings.window_bytes or 0
@@ -271,7 +271,7 @@ def make_socket(
 
 
 def payload_bytes(sock: socket.socket) -> int:
-    """Return the largest payload of a data packet, by the path's MTU."""
+    """Return the largest payload of a data packet, given the path's MTU."""
     mtu_bytes = sock.getsockopt(socket.IPPROTO_IP, _IP_MTU)
     if mtu_bytes > MAX_MTU_BYTES:
         mtu_bytes = LOOPBACK_MTU_BYTES
@@ -279,7 +279,7 @@ def payload_bytes(sock: socket.socket) -> int:
 
 
 def frame_bytes(payload: int) -> int:
-    """Return the size of the Ethernet frame of a full packet, from its payload in bytes."""
+    """Return the Ethernet frame size of a full packet, given its payload in bytes."""
     return payload + HEADER_ROOM + UDP_HEADERS_BYTES + ETHERNET_HEADER_BYTES
 
 
@@ -291,7 +291,7 @@ def drain_errors(sock: socket.socket) -> None:
 
 
 def _set_buffer(sock: socket.socket, option: int, size_bytes: int) -> None:
-    """Set a buffer's size, beyond the host's limit if root."""
+    """Set a buffer's size; root may exceed the host's limit."""
     try:
         sock.setsockopt(socket.SOL_SOCKET, FORCED_OPTIONS[option], size_bytes)
     except PermissionError:
@@ -311,10 +311,10 @@ class PacketRun(NamedTuple):
     """Consecutive data packets of one message and path, of one size and all marked or none.
 
     Attributes:
-        header: The first packet's.
+        header: The first packet's header.
         at: Its position in the batch.
         packets: Their number.
-        serial: The last packet's.
+        serial: The last packet's serial.
         asks: Whether one of them requests an acknowledgement.
         marked: Whether they carry an ECN mark.
     """

@@ -1,6 +1,6 @@
 """The kinds of transport that a scenario names under `transport.kind`.
 
-A kind says how a rank's transport is made from options, and what the rest of the testbed must know about it. Each
+A kind defines how options become a rank's transport, and describes that transport to the rest of the testbed. Each kind
 registers under its name in its own module. To add one from a file of your own, see docs/how-to/plugins/transports.md.
 """
 
@@ -24,11 +24,11 @@ from testbed.spec.scale import Scale
 
 @dataclass(frozen=True)
 class LossRecovery:
-    """The loss recovery of a transport that does not leave it to the kernel's TCP.
+    """The loss recovery of a transport that does not rely on the kernel's TCP for it.
 
     Attributes:
-        recovery: Its name.
-        probed_as: Its name in calibrations.
+        recovery: The name of the recovery.
+        probed_as: The name in calibrations.
         data: Data packets of a group of an erasure code.
         parity: Parity packets of a group.
         reacts_to_loss: Whether losses shrink its window, like TCP Reno's.
@@ -62,7 +62,7 @@ class Packet(NamedTuple):
 
 
 class TransportKind(ABC):
-    """A kind of transport. Subclasses implement `make`; the defaults of the rest are those of plain TCP.
+    """A kind of transport. Subclasses implement `make`; all other defaults are those of plain TCP.
 
     The scenario's options (`transport.options`) are in the attribute `options`. Ranks import the module, too: it
     should need no more than the standard library, NumPy and `testbed.comm.transport`.
@@ -75,7 +75,7 @@ class TransportKind(ABC):
     """Names that `options` must have."""
 
     config_keys: ClassVar[tuple[str, ...]] = ()
-    """Keys of a scenario's `transport` that are for this kind only; they are passed as options."""
+    """Keys of a scenario's `transport` that only this kind has; they are passed as options."""
 
     socket_keys: ClassVar[tuple[str, ...]] = ("congestion_control", "pacing", "buffers")
     """The settings of `transport.sockets` that apply to its sockets."""
@@ -87,23 +87,24 @@ class TransportKind(ABC):
     """The protocol of its packets in declared flows: "tcp", "udp" or "roce"."""
 
     verbs: ClassVar[bool] = False
-    """Whether ranks need an RDMA network card."""
+    """Whether ranks need an RDMA-capable NIC."""
 
     writes: ClassVar[bool] = False
-    """Whether large messages are RDMA writes, whatever the message protocol: they are sent once the receiver has
-    announced its buffer, and are done at the sender on the completion."""
+    """Whether large messages are RDMA writes, whatever the message protocol. They are sent once the receiver has
+    announced its buffer, and the sender's request is done on the completion.
+    """
 
     takes_several_paths: ClassVar[bool] = False
-    """Whether messages of one pair may take several paths at once; otherwise all of a traffic class take one."""
+    """Whether messages of one pair may take several paths at once; otherwise all of one class take one path."""
 
     asks_network: ClassVar[bool] = False
-    """Whether MeshSettings has the bandwidth-delay product of each path, and the rate of the rank's card."""
+    """Whether MeshSettings includes the bandwidth-delay product of each path and the rate of the rank's NIC."""
 
     settles: ClassVar[bool] = True
-    """Whether a collective alone on the network takes the same time on each run; if not, runs do not check it."""
+    """Whether a collective alone on the network always takes the same time; if not, runs do not check that."""
 
     modelled: ClassVar[bool] = False
-    """Whether the model of a step supports it: pairs with `channels` equal TCP connections.
+    """Whether the model of a step can treat each pair as `channels` equal TCP connections.
 
     If not, predictions say so.
     """
@@ -135,8 +136,8 @@ class TransportKind(ABC):
         Args:
             rank: The rank.
             addresses: (IPv4 address, port) of every rank, in rank order.
-            settings: How sockets are to be made.
-            distances: From this rank to each: same_rack, same_building, same_region or other_region.
+            settings: The settings of sockets.
+            distances: The distance to each rank: same_rack, same_building, same_region or other_region.
 
         Raises:
             TransportError: If it cannot be made.
@@ -162,7 +163,7 @@ class TransportKind(ABC):
 
     @property
     def warms_up(self) -> bool:
-        """Whether a pair's first messages are slower than later ones: as with TCP, whose window opens."""
+        """Whether a pair's first messages are slower than later ones, as with TCP, whose window has to open."""
         return True
 
     @property
@@ -176,7 +177,7 @@ class TransportKind(ABC):
         return 0
 
     def overhead(self, distance: str) -> float:
-        """Return what the transport adds per byte of long messages: headers, acknowledgements."""
+        """Return the bytes that the transport adds per byte of long messages: headers, acknowledgements."""
         return 0.0
 
     def stripe_settings(self, distance: str) -> StripeSettings | None:
@@ -193,11 +194,11 @@ class TransportKind(ABC):
 
     @property
     def granted_share(self) -> float | None:
-        """The share of its card's rate that a receiver grants to all senders together; None if it grants nothing."""
+        """The share of its NIC's rate that a receiver grants to all senders together; None without grants."""
         return None
 
     def slowest_byte_s(self, distance: str, round_trip_s: Callable[[int], float]) -> float:
-        """Return the least time per byte on one connection by the transport's own rules, such as a window.
+        """Return the minimum time per byte on one connection that the transport itself imposes, such as by a window.
 
         round_trip_s: the round trip of a message of this many bytes on the empty path.
         """

@@ -37,7 +37,7 @@ class Datagram(TransportKind):
 
     @classmethod
     def emulated(cls, options: Mapping[str, Any], scale: Scale) -> dict[str, Any]:
-        """Convert the keys of `transport.datagram` to fields of DatagramSettings. Windows shrink like messages."""
+        """Convert the keys of `transport.datagram` to fields of DatagramSettings. Windows scale like messages."""
         asked = options["datagram"]
         window = asked["window"]
         settings = DatagramSettings(
@@ -100,13 +100,13 @@ class Datagram(TransportKind):
     def overhead(self, distance: str) -> float:
         """Return the share of parity.
 
-        The difference of the headers to TCP's is ignored, and so are acknowledgements.
+        It ignores acknowledgements, and the difference between its headers and TCP's.
         """
         coded = RECOVERIES[self.settings.recovery].code is not None
         return self.settings.parity / self.settings.data if coded else 0.0
 
     def slowest_byte_s(self, distance: str, round_trip_s: Callable[[int], float]) -> float:
-        """Return the limit by the scenario's window."""
+        """Return the limit that the scenario's window imposes."""
         settings = self.settings
         if settings.control != "window" or settings.window_bytes is None:
             return 0.0

@@ -30,7 +30,7 @@ MAX_FAST_BYTES = 8 * 1024  # size of a slot; each rank has hundreds
 
 @TRANSPORTS.register("rdma")
 class Rdma(StripingKind):
-    """RDMA. Options: `stripes`, see StripingKind; `rdma`: ack_timeout_s, emulated; window_packets."""
+    """RDMA. Options: `stripes`, see StripingKind; `rdma`: ack_timeout_s (emulated) and window_packets."""
 
     config_keys: ClassVar[tuple[str, ...]] = ("stripes", "rdma")
     socket_keys: ClassVar[tuple[str, ...]] = ()
@@ -53,7 +53,7 @@ class Rdma(StripingKind):
 
     @classmethod
     def emulated(cls, options: Mapping[str, Any], scale: Scale) -> dict[str, Any]:
-        """Convert segments like StripingKind, and times like all times."""
+        """Convert segments as StripingKind does, and times as usual."""
         rdma = options["rdma"]
         scaled = {**rdma, "ack_timeout_s": scale.emulated_s(rdma["ack_timeout_s"])}
         return {**super().emulated(options, scale), "rdma": scaled}
@@ -78,12 +78,12 @@ class Rdma(StripingKind):
         return ConnectionKey(traffic, 1 + channel, 1 + self.channels(distance))
 
     def ports(self, dialled: int, listening: int, dialling: bool) -> tuple[int, int]:
-        """Return the packets' ports: both ends send from the port that represents the dialling port, to ROCE_PORT."""
+        """Return the packets' ports: both ends send to ROCE_PORT, from a port derived from the dialling port."""
         return udp_port(dialled), ROCE_PORT
 
     @property
     def mends(self) -> LossRecovery:
-        """See TransportKind: cards use go-back-N."""
+        """See TransportKind: NICs use go-back-N."""
         timeout_s = ack_timeout_s(self.options["rdma"]["ack_timeout_s"])
         return LossRecovery("go_back_n", "rdma", 0, 0, False, timeout_s, PACKETS_PER_ACK)
 
@@ -97,5 +97,5 @@ class Rdma(StripingKind):
         return self.stripes[distance].fast_bytes
 
     def overhead(self, distance: str) -> float:
-        """Return the overhead of headers: announcements, of a header each, and immediates are next to nothing."""
+        """Return the overhead of headers; announcements (one header each) and immediates are negligible."""
         return HEADER.size / self.stripes[distance].segment_bytes

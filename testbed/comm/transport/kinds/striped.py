@@ -15,9 +15,9 @@ from testbed.comm.transport.wire import PACKET_HEADERS_BYTES, ConnectionKey
 from testbed.spec.scale import Scale
 
 PACKET_BYTES = 8 * 1024  # about the payload of a jumbo frame
-SAME_BUILDING = "same_building"  # also applies to zones without settings of their own
-WINDOWS = ("outstanding", "together")  # of StripeSettings
-MIN_OUTSTANDING = 2  # one segment in flight while another is acknowledged
+SAME_BUILDING = "same_building"  # the default for zones without their own settings
+WINDOWS = ("outstanding", "together")  # fields of StripeSettings
+MIN_OUTSTANDING = 2  # one segment is in flight while another is acknowledged
 
 
 class StripingKind(TransportKind):
@@ -34,8 +34,9 @@ class StripingKind(TransportKind):
     def emulated(cls, options: Mapping[str, Any], scale: Scale) -> dict[str, Any]:
         """Scale segments, and the limit of messages that are not cut, like messages; but packets do not scale.
 
-        If segments would be smaller than a packet, there are fewer of them, and fewer may be in flight, for the same
-        bytes. Each has a header and an acknowledgement, which took a quarter of the network at `size_scale: 2000`.
+        Segments never become smaller than a packet. Instead there are fewer of them, and fewer may be in flight, for
+        the same bytes. Otherwise headers and acknowledgements would take a quarter of the network at `size_scale:
+        2000`.
         """
         by_distance = {}
         for name, given in options["stripes"].items():
@@ -60,7 +61,7 @@ class StripingKind(TransportKind):
         return ConnectionKey(traffic, channel, self.channels(distance))
 
     def slowest_byte_s(self, distance: str, round_trip_s: Callable[[int], float]) -> float:
-        """Return the limit by the segments in flight. A segment is acknowledged once all of it has arrived."""
+        """Return the limit that the segments in flight impose. A segment is acknowledged once all of it has arrived."""
         stripe = self.stripes[distance]
         in_flight = min(stripe.outstanding, stripe.together or stripe.outstanding)
         return round_trip_s(stripe.segment_bytes) / (stripe.segment_bytes * in_flight)
@@ -87,8 +88,8 @@ class Striped(StripingKind):
         return self.stripes[distance]
 
     def overhead(self, distance: str) -> float:
-        """Return the share of a segment's header and of its acknowledgement, in a packet of its own.
+        """Return the share of a segment's header and of its acknowledgement, which is a separate packet.
 
-        Both ends are assumed to send as much.
+        Both ends are assumed to send the same number of bytes.
         """
         return (2 * FRAME.size + PACKET_HEADERS_BYTES) / self.stripes[distance].segment_bytes

@@ -37,7 +37,7 @@ class Mptcp(Tcp):
     socket_keys = ("congestion_control",)
     multipath = True
     takes_several_paths = True
-    settles = False  # the kernel distributes data by its history of subflows
+    settles = False  # the kernel distributes data according to the history of subflows
 
     def channels(self, distance: str) -> int:
         """Return the number of subflows: the first, and those that the kernel adds."""

@@ -20,10 +20,10 @@ class MessageProtocol(ABC):
     """Whether the model of a step knows its cost; if not, predictions say so."""
 
     copies: ClassVar[bool] = False
-    """Whether the device copies each byte at both ends: this costs time per byte, and slows computing down."""
+    """Whether the device copies each byte at both ends, which costs time per byte and slows computation."""
 
     registers: ClassVar[bool] = False
-    """Whether messages go straight from and into ranks' arrays, which must be registered for that."""
+    """Whether messages go directly from and into ranks' arrays, which must be registered."""
 
     @staticmethod
     @abstractmethod

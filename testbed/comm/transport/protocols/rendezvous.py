@@ -1,4 +1,4 @@
-"""The rendezvous protocol: messages are announced by their receivers, and received in place."""
+"""The rendezvous protocol: receivers announce their buffers, and messages are received in place."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from testbed.comm.transport.protocols import PROTOCOLS, MessageProtocol
 
 
 class RendezvousTransport(Layer):
-    """Announces receives to the sender, which sends then: every message is received in place, nothing is copied.
+    """Announces receives to the sender, which only then sends: messages are received in place, without copies.
 
-    Like NCCLX's zero-copy transfers with their one control message. A receive that is posted early costs nothing. A
-    send that has to wait for its receive costs up to a round trip.
+    It is modelled on NCCLX's zero-copy transfers, which have one control message. A receive that is posted early costs
+    nothing. A send that has to wait for its receive costs up to a round trip.
     """
 
     def __init__(self, inner: Transport) -> None:
         super().__init__(inner)
         self._announced: defaultdict[PairKey, Counter[int]] = defaultdict(
             Counter
-        )  # receives without a send, by tag
+        )  # announced receives without a send, by tag
         # sends without an announced receive
         self._waiting: defaultdict[PairKey, TagQueues[Request]] = defaultdict(TagQueues)
 
@@ -59,7 +59,7 @@ class RendezvousTransport(Layer):
         return any(self._waiting.values())
 
     def on_note(self, pair: PairKey, tag: int, number: int) -> None:
-        """Handle that the peer has posted a receive of this tag."""
+        """Handle the peer's announcement of a receive with this tag."""
         request = self._waiting[pair].take(tag)
         if request is not None:
             self._complete_with(request, self.inner.isend(pair[0], tag, request.view, pair[1]))
@@ -81,7 +81,7 @@ class RendezvousTransport(Layer):
 
 @PROTOCOLS.register("rendezvous")
 class Rendezvous(MessageProtocol):
-    """Sends a message when its receive was announced, straight into the receiver's buffer."""
+    """Sends a message once its receive is announced, straight into the receiver's buffer."""
 
     modelled = True
     registers = True

@@ -26,8 +26,8 @@ class StagedTransport(Layer):
     """Sends messages in chunks, copied into a slot at the sender and out of one at the receiver, which frees it.
 
     As in NCCL's copy-based transfers, the slots are a window: at most slots x chunk bytes of a message are in flight.
-    The default `chunk_bytes` is that of NCCLX's FIFO. Each chunk carries the message's length, 8 bytes. After a
-    message of more than a chunk that did not fit its receive, later messages of the same tag are garbled.
+    The default `chunk_bytes` is that of NCCLX's FIFO. Each chunk carries the message's length, 8 bytes. If a message of
+    more than one chunk does not fit its receive, later messages of the same tag are garbled.
 
     Args:
         inner: The transport.
@@ -90,7 +90,7 @@ class StagedTransport(Layer):
         return bool(self._sends)
 
     def on_note(self, pair: PairKey, tag: int, number: int) -> None:
-        """Handle freed slots, for the oldest message of this tag that waits for one."""
+        """Give freed slots to the oldest message of this tag that waits for one."""
         key = pair, tag
         if key in self._sends or (
             self.announced and (key in self._free or len(self._free) < MAX_PENDING_NOTES)
@@ -161,13 +161,13 @@ class StagedTransport(Layer):
     # ---- receiving
 
     def _begin_receive(self, pair: PairKey, tag: int) -> None:
-        """Receive the first chunk, which says whether the message has the expected length. Then others follow."""
+        """Receive the first chunk, which shows whether the message has the expected length; then receive the others."""
         chunks = self._receives[pair, tag][0]
         self._receive_chunk(pair, chunks)
         self._next_receive(pair, tag)
 
     def _announce(self, pair: PairKey, tag: int) -> None:
-        """Announce free slots for chunks that are waited for."""
+        """Announce free slots for chunks that the receiver waits for."""
         window = self._windows[pair, tag]
         number = min(window.waiting, self.slots - window.free)
         if number > 0:
@@ -226,7 +226,7 @@ class StagedTransport(Layer):
 
 @dataclass
 class _Window:
-    """Announced slots of one tag: chunks that wait for a slot; slots that are free, or filled and not read."""
+    """Announced slots of one tag: chunks that wait for a slot, and slots that are free, or filled but not read."""
 
     waiting: int = 0
     free: int = 0

@@ -1,4 +1,4 @@
-"""Messages over RDMA: reliable connections, whose network card recovers losses by go-back-N.
+"""Messages over RDMA: reliable connections, on which the NIC recovers losses by go-back-N.
 
-`verbs` is the interface of a card, `card` implements it with pyverbs, `pair` has all queue pairs with one peer.
+`verbs` is the interface to a NIC, `card` implements it with pyverbs, and `pair` has all queue pairs with one peer.
 """

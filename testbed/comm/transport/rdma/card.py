@@ -1,6 +1,6 @@
-"""A rank's network card over pyverbs: soft-RoCE, or any card of libibverbs, found by the address of its interface.
+"""A rank's NIC through pyverbs: soft-RoCE, or any libibverbs device, found by the address of its interface.
 
-Completions are events of a channel: busy polling would hold up the virtual clock.
+Completions arrive as events of a completion channel, because busy polling would stop the virtual clock.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ _RETRIES = _UNLIMITED = 7  # the maximum; for RNR retries it means unlimited
 _MIN_RNR_TIMER = 1  # 10 us
 _COMPLETIONS = 1 << 14
 _POLL_BATCH = 64
-_WRITES = 1 << 32  # work request ids from here on are writes, below are slots
+_WRITES = 1 << 32  # work request ids from here on are writes, lower ones are slots
 
-# the fields of CardCounts, by soft-RoCE's names (rxe_hw_counters.c)
+# the fields of CardCounts, by soft-RoCE's counter names (rxe_hw_counters.c)
 _COUNTERS = ("rcvd_pkts", "completer_retry_err", "out_of_seq_request", "duplicate_request")
 
 _opening = threading.Lock()  # completion channels are found by comparing open descriptors
@@ -58,15 +58,16 @@ _opening = threading.Lock()  # completion channels are found by comparing open d
 
 @dataclass(frozen=True)
 class CardSettings:
-    """Settings of a card.
+    """Settings of a NIC.
 
     Attributes:
-        name: The device's.
-        gid_index: Index of the address at its port.
+        name: The device's name.
+        gid_index: GID index of the address on its port.
         slot_bytes: Size of a small message with its header.
-        slots: Receive slots, and as many send slots.
+        slots: The number of receive slots, and of send slots.
         writes: Writes of peers that may arrive before this rank polls.
-        ack_timeout_s: Time until unacknowledged packets are resent. Cards round it up to a power of two of 4.096 us.
+        ack_timeout_s: Time until unacknowledged packets are retransmitted. NICs round it up to 4.096 us times a power
+            of two.
     """
 
     name: str
@@ -78,7 +79,7 @@ class CardSettings:
 
 
 def timeout_exponent(timeout_s: float) -> int:
-    """Return the exponent of a card's smallest timeout that is not less.
+    """Return the exponent of a NIC's smallest timeout that is not shorter than this.
 
     An exponent of 0, which is never returned, means no timeout.
     """
@@ -88,14 +89,14 @@ def timeout_exponent(timeout_s: float) -> int:
 
 
 def ack_timeout_s(timeout_s: float) -> float:
-    """Return the timeout that a card uses, in seconds."""
+    """Return the timeout that a NIC uses, in seconds."""
     return math.ldexp(_ACK_UNIT_S, timeout_exponent(timeout_s))
 
 
 class Card:
-    """One card, for one rank. Completions are there when `fileno` is readable.
+    """One NIC, for one rank. Completions are available when `fileno` is readable.
 
-    Raises TransportError if there is no such card.
+    Raises TransportError if there is no such NIC.
     """
 
     def __init__(self, settings: CardSettings) -> None:
@@ -134,7 +135,7 @@ class Card:
         self._sending: dict[int, int] = {}  # send slots in flight, with their queue pair
 
     def _open(self, device: Any, cq: Any) -> None:
-        """Open the device and a completion channel. The device has such a descriptor, too."""
+        """Open the device and a completion channel. The device has a descriptor of the same kind, too."""
         with _opening:
             self._context = device.Context(name=self.settings.name)
             before = _event_descriptors()
@@ -155,15 +156,15 @@ class Card:
         """Return a new queue pair.
 
         Args:
-            fast: For messages into slots, otherwise for writes.
-            depth: The most work requests in flight.
+            fast: Whether it is for messages into slots; otherwise it is for writes.
+            depth: The maximum number of work requests in flight.
             port: Source port of its packets; 0 for any.
             dscp: Their DSCP.
         """
         return QueuePair(self, self._small if fast else self._written, depth, port, dscp)
 
     def send(self, queue_pair: QueuePair, header: bytes, body: bytes | memoryview) -> bool:
-        """Send a copy of the message into the peer's next slot; return False if the card has no room."""
+        """Send a copy of the message into the peer's next slot; return False if the NIC has no room."""
         if not self._unsent:
             return False
         slot = self._unsent.pop()
@@ -218,7 +219,7 @@ class Card:
                 immediate = socket.ntohl(entry.imm_data)
                 return Completion(WRITTEN, entry.qp_num, 0, immediate, entry.byte_len)
             return Completion(RECEIVED, entry.qp_num, entry.wr_id, 0, entry.byte_len)
-        if entry.status == _FLUSHED:  # was queued when the queue pair was closed
+        if entry.status == _FLUSHED:  # it was queued when the queue pair was closed
             return None
         if entry.wr_id < _WRITES:
             if self._sending.pop(entry.wr_id, None) is None:
@@ -234,7 +235,7 @@ class Card:
             self._unsent.append(slot)
 
     def counts(self) -> CardCounts | None:
-        """Return the card's counts; None if unavailable."""
+        """Return the NIC's counts; None if unavailable."""
         folder = DEVICES / self.settings.name / "ports/1/hw_counters"
         try:
             return CardCounts(*(int((folder / name).read_text()) for name in _COUNTERS))
@@ -242,14 +243,14 @@ class Card:
             return None
 
     def close(self) -> None:
-        """Release all resources of the card."""
+        """Release all resources of the NIC."""
         if self._fileno >= 0:
             self._fileno = -1
-            self._context.close()  # and everything created from it
+            self._context.close()  # closes everything created from it, too
 
 
 class Region:
-    """Memory that the card knows. `key`: for its own work; `remote_key`: for peers that write into it."""
+    """Registered memory. `key`: for this rank's own requests; `remote_key`: for peers that write into it."""
 
     def __init__(self, made: Any) -> None:
         self._pyverbs = made
@@ -282,7 +283,7 @@ class QueuePair:
 
     @property
     def address(self) -> Address:
-        """What the peer has to know to connect."""
+        """The information that the peer needs to connect."""
         return Address(self._card.gid, self.number)
 
     def connect(self, peer: Address) -> None:
@@ -313,7 +314,7 @@ class QueuePair:
     def write(
         self, number: int, address: int, size_bytes: int, key: int, to: int, remote_key: int, immediate: int
     ) -> None:
-        """Write from registered memory into a peer's, with notification.
+        """Write from registered memory into a peer's memory, with notification.
 
         Args:
             number: Identifies the completion; not 0.

@@ -1,7 +1,7 @@
-"""RDMA devices of this host: finding the card that has a rank's address, and importing pyverbs.
+"""RDMA devices of this host: finding the NIC that has a rank's address, and importing pyverbs.
 
-pyverbs is taken from this Python's own packages, or else from those of the distribution, for whose Python it is
-built.
+pyverbs comes from this Python's own packages or, failing that, from those of the distribution, which are built for its
+own Python.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from testbed.comm.transport.base import TransportError
 
 DEVICES = Path("/sys/class/infiniband")
 WINDOW = Path("/sys/module/rdma_rxe/parameters/max_unacked_psns")
-_APPEARS_S, _LOOK_S = 2.0, 0.002  # the kernel adds an interface's addresses to its card asynchronously
+_APPEARS_S, _LOOK_S = 2.0, 0.002  # the kernel adds an interface's addresses to its RDMA device asynchronously
 _MAX_ADDRESSES = 4
 
 _known: dict[str, tuple[str, int]] = {}  # a cache for all ranks of a process
 
 
 def find_card(ip: str, devices: Path = DEVICES, patience_s: float = _APPEARS_S) -> tuple[str, int]:
-    """Return the name of the card with this IPv4 address, and the index of the address on it. Raises TransportError."""
+    """Return the name of the RDMA device with this IPv4 address, and its GID index. Raises TransportError."""
     deadline_s = time.monotonic() + patience_s
     while ip not in _known:
         _known.update(_addresses(devices))
@@ -40,7 +40,7 @@ def find_card(ip: str, devices: Path = DEVICES, patience_s: float = _APPEARS_S) 
 
 
 def _addresses(devices: Path) -> dict[str, tuple[str, int]]:
-    """Return all IPv4 addresses of all cards; the cards list them as mapped IPv6 addresses."""
+    """Return all IPv4 addresses of all devices, which list them as mapped IPv6 addresses."""
     addresses: dict[str, tuple[str, int]] = {}
     for device in sorted(devices.iterdir()) if devices.exists() else ():
         for index in range(_MAX_ADDRESSES):
@@ -56,7 +56,7 @@ def _addresses(devices: Path) -> dict[str, tuple[str, int]]:
 
 
 def set_window(packets: int) -> None:
-    """Set how many packets each queue pair may have in flight, on all cards of this kernel. Raises TransportError."""
+    """Set how many packets each queue pair may have in flight, on all devices of this kernel. Raises TransportError."""
     try:
         if int(WINDOW.read_text()) != packets:
             WINDOW.write_text(f"{packets}\n")
@@ -79,7 +79,7 @@ def import_pyverbs(module: str) -> ModuleType:
 
 
 def _import_packaged() -> None:
-    """Import only this one of the distribution's packages: its others would take precedence over this Python's own."""
+    """Import only this package of the distribution: its others would take precedence over this Python's own."""
     if not PACKAGED.exists():
         raise ImportError(f"no {PACKAGED.parent}")
     spec = importlib.util.spec_from_file_location(

@@ -1,9 +1,9 @@
-"""All queue pairs with one peer, for one class of traffic: who announces what, and who writes where.
+"""All queue pairs with one peer, for one class of traffic: announcements of receives, and writes into them.
 
-Small messages go in one piece, by SEND, over a queue pair of their own, the fast path, into the next slot of the
-receiver. A larger receive is announced there, with the address of its memory. Its sender writes straight into that
-memory, in segments that go round the other queue pairs (see `channels`), and nothing is copied. A queue pair with too
-many segments without a completion is skipped. Immediates let the receiver put segments in order.
+Small messages go in one piece, by SEND, over a separate queue pair, the fast path, into the receiver's next slot. A
+larger receive is announced there, with the address of its memory. Its sender writes straight into that memory, in
+segments that use the other queue pairs round-robin (see `channels`), and nothing is copied. A queue pair with too many
+segments without a completion is skipped. Immediates let the receiver put segments in order.
 
 Messages of a tag are matched in the order in which they were sent: a small one waits at its sender until earlier
 large ones of its tag have been announced.
@@ -39,7 +39,7 @@ class RdmaPair:
         self.regions: RegionCache | None = None
         self._write_queue_pairs: Sequence[QueuePair] = ()
         # outgoing
-        # by tag: a large message whose receive is not announced, and all behind it
+        # by tag: a large message whose receive is not announced, and all messages behind it
         self._waiting_sends: dict[int, deque[Request]] = {}
         self._announced: TagQueues[Frame] = TagQueues()  # by tag: the peer's receives without a message
         self._known_receives = 0  # how many receives the peer has announced
@@ -50,10 +50,10 @@ class RdmaPair:
             TagQueues()
         )  # by tag: lengths of large messages without a receive
         self._segments = Segments(self.settings.mode == "dqplb")
-        self._waiting: deque[Inbound] = deque()  # receives without a slot
+        self._waiting: deque[Inbound] = deque()  # large receives without a slot
         self._open: dict[int, list[Inbound]] = {}  # by tag: incomplete large receives
         self._slots: dict[int, Inbound] = {}
-        self._number = 0  # of the last announced receive
+        self._number = 0  # number of the last announced receive
         self._last_received: dict[int, int] = {}  # by tag: the number of the latest completed receive
         self._one_sided: deque[Inbound] = deque()  # puts and signals, in sending order
 
@@ -70,13 +70,13 @@ class RdmaPair:
 
     @property
     def can_say_goodbye(self) -> bool:
-        """Whether everything has been sent, as far as the peer has asked for it."""
+        """Whether everything that the peer has requested has been sent."""
         return self.lost is not None or not (self._writes.busy or self.fast.busy)
 
     # ---- called by the rank
 
     def send(self, request: Request) -> None:
-        """Send what can be sent now, the rest when the peer has asked for it."""
+        """Send what can be sent now, and the rest when the peer has requested it."""
         tag = request.tag
         if self.lost is not None:
             request.fail(self.lost)
@@ -136,7 +136,7 @@ class RdmaPair:
             self._mailbox.posted.put(request.tag, request)
 
     def _discard(self, request: Request, got: int) -> None:
-        """Refuse the message that waits for this receive: it has another length."""
+        """Refuse the message that waits for this receive, because its length differs."""
         self.fast.send(Frame(DISCARD, tag=request.tag))
         request.fail(wrong_length(self.rank, self.peer, request.tag, got, len(request.view)))
 
@@ -159,7 +159,7 @@ class RdmaPair:
                 Frame(ANNOUNCE, slot, self._number, into.request.tag, len(into.request.view), *where)
             )
 
-    # ---- called on events of the card
+    # ---- called on events of the NIC
 
     def attach(self, card: Card, fast: QueuePair, writing: Sequence[QueuePair], regions: RegionCache) -> None:
         """Use these queue pairs, which are not connected yet."""
@@ -174,13 +174,13 @@ class RdmaPair:
             self._writes.start(self._write_queue_pairs)
 
     def on_sent(self, queue_pair: int, work: int) -> None:
-        """Handle that a segment is in the peer's memory."""
+        """Handle the completion of a segment, which is in the peer's memory now."""
         request = self._writes.on_sent(queue_pair, work)
         if request is not None:
             self._count_sent(request)
 
     def on_written(self, immediate: Immediate, size_bytes: int) -> str:
-        """Handle that a segment is in this rank's memory; return what is wrong with it, or ""."""
+        """Handle a segment that was written into this rank's memory; return what is wrong with it, or ""."""
         into = self._slots.get(immediate.slot)
         if into is None:
             return f"it wrote into slot {immediate.slot}, which is not announced"
@@ -204,7 +204,7 @@ class RdmaPair:
         self._announce_all()
 
     def _close(self, into: Inbound) -> None:
-        """Withdraw a receive that is announced, or waits to be."""
+        """Withdraw a receive that is announced, or waits to be announced."""
         if into.slot in self._slots:
             del self._slots[into.slot]
         else:
@@ -267,7 +267,7 @@ class RdmaPair:
     def _reject_message(self, into: Inbound, length: int) -> str:
         """Fail a large receive whose message is small.
 
-        Its sender may still be told where to write, so the peer is lost.
+        The peer may already have its announcement and could still write there, so the peer is treated as lost.
         """
         request = into.request
         self._close(into)
@@ -295,7 +295,7 @@ class RdmaPair:
         request.complete()
 
     def _complete_one_sided(self) -> None:
-        """Complete puts and deliver signals in order, each once it and all before it have arrived."""
+        """Complete puts and deliver signals in order, each once it and all earlier ones have arrived."""
         waiting = self._one_sided
         while waiting and waiting[0].ended:
             into = waiting.popleft()
@@ -313,7 +313,7 @@ class RdmaPair:
         self._send_next(frame.tag)
 
     def _send_next(self, tag: int) -> None:
-        """Send the messages of a tag behind the first one, which no longer waits."""
+        """Send the messages of a tag that waited behind the first one, which no longer waits."""
         waiting = self._waiting_sends.pop(tag)
         if is_put(tag):  # each of them has sent an ASK
             if waiting:
@@ -325,7 +325,7 @@ class RdmaPair:
                 return
 
     def _on_asked(self, frame: Frame) -> str:
-        """Handle that a large message waits for its receive."""
+        """Handle the peer's request for a large message's receive."""
         tag, length = frame.tag, frame.length
         if is_put(tag):
             placed = self.exposed.place(self.peer, tag, length)
@@ -336,7 +336,7 @@ class RdmaPair:
             self._announce(into)
             return ""
         if self._last_received.get(tag, 0) > frame.announced:
-            # it got the announcement meanwhile and wrote, on queue pairs that are faster than this one
+            # the peer has received the announcement meanwhile, and its writes overtook this frame on other queue pairs
             return ""
         for into in self._open.get(tag, ()):
             if into.unknown_to_sender(frame.announced):

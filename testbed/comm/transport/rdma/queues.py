@@ -1,8 +1,8 @@
-"""What a pair sends and receives over its queue pairs.
+"""Outgoing and incoming messages of a pair, over its queue pairs.
 
 The fast path is one queue pair, for small messages and for all control frames of large ones. Large messages are cut
-into segments, which go round the other queue pairs while these have room, as RDMA writes into receives that were
-announced; a message is complete when all its segments have arrived.
+into segments, which use the other queue pairs round-robin while these have room. Segments are RDMA writes into
+announced receives. A message is complete when all its segments have arrived.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from testbed.comm.transport.reassembly import SEQUENCES, SegmentOrder
 
 
 class FastPath:
-    """Sends frames in order. Frames wait until there is a queue pair and the card has room."""
+    """Sends frames in order. Frames wait until there is a queue pair and the NIC has room."""
 
     def __init__(self) -> None:
         self.ready = False
@@ -30,7 +30,7 @@ class FastPath:
 
     @property
     def busy(self) -> bool:
-        """Whether something has not arrived yet."""
+        """Whether some frames have not arrived yet."""
         return bool(self._waiting or self._outstanding)
 
     def attach(self, card: Card, queue_pair: QueuePair) -> None:
@@ -49,7 +49,7 @@ class FastPath:
             self._waiting.append((header, bytes(body)))
 
     def flush(self) -> None:
-        """Send waiting frames, as far as the card takes them."""
+        """Send waiting frames until the NIC accepts no more."""
         while self._waiting and self.ready and self._post(*self._waiting[0]):
             self._waiting.popleft()
 
@@ -62,7 +62,7 @@ class FastPath:
         return True
 
     def on_sent(self) -> None:
-        """Handle that a frame has arrived."""
+        """Handle the completion of a frame, which has arrived."""
         self._outstanding -= 1
         self.flush()
 
@@ -89,7 +89,7 @@ class Outbound:
 
 
 class WriteChannel:
-    """One of the queue pairs that segments go round. `outstanding`: its segments in flight."""
+    """One of the queue pairs that segments use round-robin. `outstanding`: its segments in flight."""
 
     def __init__(self, queue_pair: QueuePair) -> None:
         self.queue_pair = queue_pair
@@ -102,7 +102,7 @@ class WriteQueue:
     def __init__(self, settings: StripeSettings) -> None:
         self._settings = settings
         self._channels: list[WriteChannel] = []
-        self._waiting: deque[Outbound] = deque()  # not completely cut
+        self._waiting: deque[Outbound] = deque()  # messages not completely cut into segments
         # incomplete messages by their receive's number: a slot may be reused before all completions
         self._unsent: dict[int, Outbound] = {}
         self._in_flight: dict[tuple[int, int], tuple[WriteChannel, Outbound, int]] = {}
@@ -110,11 +110,11 @@ class WriteQueue:
 
     @property
     def busy(self) -> bool:
-        """Whether something is not in the peer's memory yet."""
+        """Whether some data is not in the peer's memory yet."""
         return bool(self._unsent)
 
     def start(self, queue_pairs: Sequence[QueuePair]) -> None:
-        """Start to write over these queue pairs."""
+        """Start writing over these queue pairs."""
         self._channels = [WriteChannel(queue_pair) for queue_pair in queue_pairs]
         self.pump()
 
@@ -125,7 +125,7 @@ class WriteQueue:
         self.pump()
 
     def pump(self) -> None:
-        """Cut up and write waiting messages, as far as queue pairs have room."""
+        """Segment and write waiting messages while queue pairs have room."""
         while self._waiting:
             channel = self._channel_with_room()
             if channel is None:
@@ -165,7 +165,7 @@ class WriteQueue:
         return None
 
     def on_sent(self, queue_pair: int, work: int) -> Request | None:
-        """Handle that a segment is in the peer's memory; return the message's request once all of it is."""
+        """Handle the completion of a segment; return the message's request once all segments are complete."""
         channel, out, size_bytes = self._in_flight.pop((queue_pair, work))
         channel.outstanding -= 1
         out.left -= size_bytes
@@ -192,7 +192,7 @@ class Inbound:
     Attributes:
         number: The peer's number for it; 0 before it is announced.
         slot: The peer's slot for it; -1 before it is announced.
-        matched: Whether it is known which of the peer's messages it is for.
+        matched: Whether its message is known.
         received: Bytes received.
         ended: Whether everything has arrived.
     """
@@ -208,7 +208,7 @@ class Inbound:
         self.received = 0
 
     def unknown_to_sender(self, announced: int) -> bool:
-        """Return whether a peer that knew `announced` receives did not know this one, and it is not matched."""
+        """Return whether this receive is unmatched, and unknown to a peer that knew `announced` receives."""
         return not self.matched and (self.number == 0 or self.number > announced)
 
 

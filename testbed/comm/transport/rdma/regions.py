@@ -1,4 +1,4 @@
-"""Which memory a card knows: arrays and mappings once, for as long as they live; other memory for one message."""
+"""Memory registration with a NIC: arrays and mappings once, for as long as they live; other memory per message."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from testbed.comm.transport.rdma.card import Card, Region
 
 
 def find_owner(view: memoryview) -> Any:
-    """Return the object that owns a view's memory, through arrays that are parts of others."""
+    """Return the object that owns a view's memory, following arrays that are parts of others."""
     owner: Any = view.obj
     while True:
         base = owner.base if isinstance(owner, np.ndarray) else None
@@ -37,17 +37,17 @@ class RegisteredPiece:
         self._release = release
 
     def release(self) -> None:
-        """Release the memory: the card is done with it."""
+        """Release the memory, because the NIC is done with it."""
         if self._release is not None:
             self._release()
             self._release = None
 
 
 class RegionCache:
-    """The registered memory of one card. `registered`: how often memory had to be registered.
+    """The registered memory of one NIC. `registered`: how often memory had to be registered.
 
-    If memory that a card knows were freed and its address reused, the card would write into the wrong memory. So a
-    registration is cached only for an owner, an array or a mapping, and ends with it.
+    If registered memory were freed and its address reused, the NIC would write into the wrong memory. So registrations
+    are cached only for owners (arrays or mappings), and end with them.
     """
 
     def __init__(self, card: Card) -> None:

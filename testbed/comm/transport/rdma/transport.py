@@ -1,6 +1,6 @@
-"""The transport `rdma`: one rank's pairs of queue pairs; see Transport for the messages.
+"""The transport `rdma`: one rank's queue pairs, grouped by peer; see Transport for the messages.
 
-Each pair also has a TCP connection, which exchanges the addresses of queue pairs, and the goodbyes.
+Each pair of ranks also has a TCP connection for the addresses of queue pairs and for goodbyes.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ class RdmaTransport(ControlledMesh[RdmaPair]):
     """One rank's RDMA connections; see Mesh for the other arguments and the errors.
 
     Args:
-        card: This rank's own card.
+        card: This rank's own NIC.
         stripes: Returns the striping of messages to a peer. Both sides of a pair must agree.
     """
 
-    counts_payload = False  # the card bypasses the kernel
+    counts_payload = False  # the NIC bypasses the kernel
     setup_limits: ClassVar[Mapping[int, int]] = {SETUP_TAG: 64 * 1024, READY_TAG: 0}
     setup_content = "queue pair addresses"
-    holds_goodbye = True  # the peer's card stays until its goodbye is answered
+    holds_goodbye = True  # the peer keeps its NIC open until its goodbye is answered
 
     def __init__(
         self,
@@ -85,8 +85,8 @@ class RdmaTransport(ControlledMesh[RdmaPair]):
     def wire_counts(self, peers: Mapping[int, WireCounts]) -> WireCounts | None:
         """See Mesh.
 
-        IP counts packets that the card receives, so they count as the rank's own, too. Packets that the card sends are
-        not counted by IP. Bytes of neither are known.
+        IP counts packets that the NIC receives, so they count as the rank's own, too. IP does not count packets that
+        the NIC sends. The bytes of both are unknown.
         """
         total, counts = super().wire_counts(peers), self._card.counts()
         if total is None or counts is None:
@@ -94,9 +94,9 @@ class RdmaTransport(ControlledMesh[RdmaPair]):
         return total.add(WireCounts(segments_in=counts.received))
 
     def snapshots(self) -> list[tuple[int, ConnectionKey, dict[str, float]]]:
-        """See Mesh: of the control connections.
+        """See Mesh. The snapshots are of the control connections.
 
-        Bytes are those of messages. A card counts for all its peers together.
+        Bytes are those of messages. A NIC counts for all its peers together.
         """
         counts = self._card.counts()
         of_card = {} if counts is None else {name: getattr(counts, name) for name in CARD_COUNTS}
@@ -106,14 +106,14 @@ class RdmaTransport(ControlledMesh[RdmaPair]):
         ]
 
     def socket_info(self) -> list[dict[str, Any]]:
-        """See Mesh; with the card's counts in each entry."""
+        """See Mesh. Each entry has the NIC's counts."""
         counts = self._card.counts()
         of_card = {} if counts is None else {"card": counts._asdict()}
         return [{**entry, **of_card} for entry in super().socket_info()]
 
     @property
     def registered(self) -> int:
-        """How often memory had to be registered with the card."""
+        """How often memory had to be registered with the NIC."""
         return self._regions.registered
 
     # ---- setup of a pair
@@ -143,7 +143,7 @@ class RdmaTransport(ControlledMesh[RdmaPair]):
         return self._card.queue_pair(number == 0, depth, port, traffic.dscp)
 
     def _on_setup(self, control: Control, tag: int, data: bytearray) -> None:
-        """Connect to the peer's queue pairs; or start, since they are connected to this rank's."""
+        """Connect to the peer's queue pairs, or start sending if they are already connected to this rank's."""
         if tag == READY_TAG:
             control.pair.start()
             return
@@ -169,7 +169,7 @@ class RdmaTransport(ControlledMesh[RdmaPair]):
         control.send_setup(b"", READY_TAG)
 
     def _on_end(self, control: Control, error: TransportError) -> None:
-        """Handle that the peer is gone. What it wrote before has arrived."""
+        """Handle the loss of the peer. Its earlier writes have arrived."""
         self._handle_completions()
         control.pair.fail(error)
         for queue_pair in control.pair.queue_pairs:
@@ -182,7 +182,7 @@ class RdmaTransport(ControlledMesh[RdmaPair]):
         for control in self._controls():
             control.pair.fast.flush()
             if control.pair.can_say_goodbye:
-                control.resume_reading()  # its goodbye may have waited for this
+                control.resume_reading()  # the peer's goodbye may have waited for this
 
     def _handle_completions(self) -> None:
         for completion in self._card.completions():

@@ -1,4 +1,4 @@
-"""What a network card with verbs says: completed work requests, addresses of queue pairs, counts."""
+"""The data that a NIC reports through verbs: completed work requests, addresses of queue pairs, counts."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ class Completion(NamedTuple):
     """A completed work request.
 
     Attributes:
-        kind: RECEIVED: a message into slot `number`. WRITTEN: a peer's write. SENT: this rank's write `number`, or a
-            small message if that is 0.
+        kind: RECEIVED: a message arrived in slot `number`. WRITTEN: a peer's write arrived. SENT: this rank's write
+            `number` is complete, or a small message if `number` is 0.
         queue_pair: The queue pair's number.
         number: See `kind`.
         immediate: The peer's immediate.
         size_bytes: Bytes received.
-        failed: The reason of a failure, as text; "" otherwise.
+        failed: The reason for a failure, as text; "" otherwise.
     """
 
     kind: str
@@ -31,20 +31,20 @@ class Completion(NamedTuple):
 
 @dataclass(frozen=True)
 class Address:
-    """The address of a queue pair. `gid` is its card's port's, as text."""
+    """The address of a queue pair. `gid` is the GID of the NIC's port, as text."""
 
     gid: str
     number: int
 
 
 class CardCounts(NamedTuple):
-    """Counts of all queue pairs since the card was made.
+    """Counts of all queue pairs since the NIC was created.
 
     Attributes:
         received: Packets received.
-        went_back: Times that it started to resend, after a NAK or a timeout.
-        out_of_sequence: NAKs that it sent.
-        duplicates: Packets that it had already.
+        went_back: Go-backs, after a NAK or a timeout.
+        out_of_sequence: NAKs sent.
+        duplicates: Duplicate packets received.
     """
 
     received: int

@@ -2,9 +2,9 @@
 
 RoCEv2 packets go to UDP port 4791. Their source port, which ECMP hashes, is chosen per connection.
 
-An immediate is the 32 bits that come with each write and each fast message, laid out as in NCCLX. Bits 0 to 23 number a
-pair's segments, bit 30 marks the fast path, bit 31 the last segment of a message. Bits 24 to 29 say to which announced
-receive a segment belongs; NCCLX infers that from the order of its transfers.
+An immediate is the 32-bit value that comes with each write and each fast message, laid out as in NCCLX. Bits 0 to 23
+number a pair's segments, bit 30 marks the fast path, bit 31 the last segment of a message. Bits 24 to 29 say to which
+announced receive a segment belongs; NCCLX infers that from the order of its transfers.
 
 A frame is one message on the fast path: a header and an optional payload.
 """
@@ -19,8 +19,8 @@ from testbed.comm.transport.reassembly import SEQUENCES
 PAYLOADS_BYTES = (4096, 2048, 1024, 512, 256)  # the MTUs of RoCE
 HEADERS_BYTES = 14 + 20 + 8 + 12 + 4  # Ethernet, IPv4, UDP, base transport header, ICRC
 _ROOM_BYTES = 80  # soft-RoCE reserves this much of an interface's MTU for headers (RXE_MAX_HDR_LENGTH)
-# after going back the requester ignores further NAKs until an acknowledgement, which it requests at a message's end and
-# once in this many packets (RXE_MAX_PKT_PER_ACK, rxe_comp.c's started_retry)
+# After a go-back, the requester ignores further NAKs until an acknowledgement, which it requests at a message's end and
+# once per this many packets (RXE_MAX_PKT_PER_ACK, rxe_comp.c's started_retry).
 PACKETS_PER_ACK = 66
 
 
@@ -31,21 +31,21 @@ def payload_bytes(mtu_bytes: int) -> int:
 
 
 ROCE_PORT = 4791
-FIRST_SOURCE_PORT = 0xC000  # cards choose the lower 14 bits
+FIRST_SOURCE_PORT = 0xC000  # NICs choose the lower 14 bits
 SOURCE_PORTS = 1 << 14
 
 
 def udp_port(port: int) -> int:
-    """Return the source port that represents a connection from this port; 0, any, stays 0."""
+    """Return the RoCE source port that stands in for this source port; 0 (any port) stays 0."""
     return FIRST_SOURCE_PORT | (port % SOURCE_PORTS or 1) if port else 0
 
 
 def flow_label(port: int) -> int:
-    """Return the flow label that makes a card use the port; 0 leaves it the choice."""
+    """Return the flow label that makes a NIC use the port; 0 lets the NIC choose."""
     return port - FIRST_SOURCE_PORT if port else 0
 
 
-SLOTS = 1 << 6  # concurrently announced receives of a pair
+SLOTS = 1 << 6  # maximum of concurrently announced receives of a pair
 _SLOT_BIT, _FAST, _NOTIFY = 24, 1 << 30, 1 << 31
 
 
@@ -85,7 +85,8 @@ class Frame(NamedTuple):
     - REFUSE: the message for `slot` has another `length`.
     - DISCARD: the message of `tag` that asked is not wanted.
 
-    `announced` is how many receives the sender of a MESSAGE or ASK knows; of an ANNOUNCE, its number.
+    `announced` is the number of receives that the sender of a MESSAGE or ASK knows of. In an ANNOUNCE, it is the
+    receive's own number.
     """
 
     kind: int

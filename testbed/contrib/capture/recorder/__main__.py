@@ -1,7 +1,7 @@
-"""Runs ranks of a script, each in a fork of a process that has PyTorch loaded, as commands on standard input say.
+"""Runs ranks of a script, each in a fork of a process with PyTorch loaded, on commands from standard input.
 
-The first line is a request (JSON). Commands are `run RANK`, `try RANK` (which starts no other rank for its sake)
-and `end`. Prints `over RANK` when a rank has ended.
+The first line is a request (JSON). Commands are `run RANK`, `try RANK` (which does not start the ranks that it waits
+for) and `end`. Prints `over RANK` when a rank has ended.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from testbed.contrib.capture.recorder.rank import run_rank
 class Runner:
     """Runs at most `most` ranks at a time.
 
-    A rank that waits for another's objects does not count, and that other rank runs first.
+    A rank that waits for another rank's objects does not count, and the other rank runs first.
     """
 
     def __init__(self, request: dict[str, object], folder: Path, most: int) -> None:
@@ -38,7 +38,7 @@ class Runner:
         self.reports, self.report = os.pipe()
 
     def run(self) -> None:
-        """Run until told to end."""
+        """Run until the command `end`."""
         selector = selectors.DefaultSelector()
         selector.register(sys.stdin.fileno(), selectors.EVENT_READ)
         selector.register(self.reports, selectors.EVENT_READ)
@@ -118,7 +118,7 @@ class Runner:
 
 
 def _prepare() -> None:
-    """Import what multi-rank scripts use once, without the compiler, which is never used here."""
+    """Import once the modules that multi-rank scripts use, except for the compiler, which is never used here."""
 
     def identity(found: Any = None, recursive: bool = True) -> Any:
         return found if found is not None else (lambda one: one)

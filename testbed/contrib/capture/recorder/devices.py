@@ -1,4 +1,4 @@
-"""Emulation of accelerators: scripts that name CUDA run on fake CPU tensors, and their streams are those of a tape."""
+"""Emulation of accelerators: scripts that name CUDA run on fake CPU tensors, and a tape records their streams."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def on_cpu(device: Any) -> Any:
 
 
 class OnCpu(TorchFunctionMode):  # type: ignore[misc]
-    """Redirects what is made on, or moved to, an accelerator to the CPU."""
+    """Redirects to the CPU all tensors that are created on, or moved to, an accelerator."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """See TorchFunctionMode."""
@@ -137,7 +137,7 @@ def stream_classes(tape: Tape) -> tuple[Any, Any, Any]:
 
 
 def _outside(answer: Any) -> Callable[..., Any]:
-    """Return a function that gives scripts `answer`, and PyTorch's own code the answer without an accelerator."""
+    """Return a function that returns `answer` to scripts, but "no accelerator" to PyTorch's own code."""
 
     def call(*_: Any, **__: Any) -> Any:
         frame = sys._getframe(1)
@@ -181,7 +181,7 @@ def _real(found: Any) -> Any:
 
 
 class _RealIntegers(TorchDispatchMode):  # type: ignore[misc]
-    """Keeps indices of gradient buckets real, because DDP's reducer reads them in C++. The buckets stay fake."""
+    """Keeps the indices of gradient buckets real, since DDP's reducer reads them in C++. The buckets stay fake."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -206,7 +206,7 @@ def install(tape: Tape, name: str, memory_bytes: int, once: Once) -> None:
     Args:
         tape: Records the streams.
         name: Name of the emulated accelerator.
-        memory_bytes: Its memory.
+        memory_bytes: Memory of the emulated accelerator.
         once: Context for work that is done once and belongs to no step.
     """
     stream, event, context = stream_classes(tape)
@@ -317,7 +317,7 @@ def _map_devices(once: Once) -> None:
     made = WeakIdKeyDictionary()  # new parameters of weights that several modules share
 
     def applied(self: Any, fn: Any, recurse: bool = True) -> Any:
-        """Replace changed parameters by new ones, because a fake one cannot be swapped as PyTorch would do it."""
+        """Replace changed parameters by new ones, because fake ones cannot be swapped in PyTorch's usual way."""
         if recurse:
             for child in self.children():
                 child._apply(fn)

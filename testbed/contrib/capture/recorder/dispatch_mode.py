@@ -1,4 +1,4 @@
-"""Recording of PyTorch operations as they are dispatched: computing with its cost, and functional collectives."""
+"""Recording of PyTorch operations as they are dispatched: kernels with their cost, and functional collectives."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ FUNCTIONAL = {
     "shard_dim_alltoall": "all_to_all",
     "broadcast": "broadcast",
 }
-"""Collectives of functional operations, by name without the endings of `_FORMS`."""
+"""Functional collectives, by name without the suffixes in `_FORMS`."""
 _FORMS = re.compile(r"(_out|_coalesced)?_?$")
 NAMESPACES = (
     "c10d",
@@ -48,7 +48,7 @@ _PRESERVING = re.compile(
     r"view|reshape|_unsafe_view|select|slice|t|transpose|permute|_to_copy|to|clone|unbind|split|split_with_sizes|chunk|"
     r"detach|alias|unsqueeze|squeeze|contiguous|copy_|as_strided|lift_fresh|expand"
 )
-"""Operations whose result consists of elements of their input."""
+"""Operations that only select or rearrange elements of their input."""
 _FREE = ("empty", "detach", "alias", "set_", "resize_", "record_stream", "lift_fresh", "new_empty")
 
 
@@ -63,18 +63,18 @@ class Speeds:
         self.peaks, self.bytes_per_s = peaks, bytes_per_s
 
     def seconds(self, dtype: str, flops: float, touched_bytes: float) -> float:
-        """Return the lower bound of a kernel's time: the longer of its computing and its memory traffic."""
+        """Return the lower bound of a kernel's time: the longer of its compute time and its memory traffic."""
         computing = flops / self.peaks.get(dtype, self.peaks["float32"]) if flops else 0.0
         return max(computing, touched_bytes / self.bytes_per_s)
 
 
 def type_name(dtype: Any) -> str:
-    """Return the name of an element type as traces have it."""
+    """Return the name of an element type as used in traces."""
     return str(dtype).removeprefix("torch.")
 
 
 class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
-    """Records dispatched operations on a tape while `on`. doing: forward, backward or compute."""
+    """Records dispatched operations on a tape while `on` is set. doing: forward, backward or compute."""
 
     def __init__(self, tape: Tape, modules: Modules, speeds: Speeds) -> None:
         super().__init__()
@@ -108,7 +108,7 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
         return self._computed(func, args, kwargs)
 
     def _computed(self, func: Any, args: Any, kwargs: Any) -> Any:
-        if func is aten.bincount.default:  # with the minimum length asked for
+        if func is aten.bincount.default:  # with the requested minimum length
             most = max(1, args[2] if len(args) > 2 else kwargs.get("minlength", 0))
             return self._assume_uniform(aten.histc.default(args[0].float(), most).long(), args[0].numel())
         try:
@@ -129,7 +129,7 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
                     self._propagate_uniform(func, args[0], one)
         if self.on and not self._free(func):
             kind, module = "backward" if self.backward else self.doing, self.modules.current(self.backward)
-            # of a sequence of kernels only the first is located, because the lookup is slow
+            # only the first kernel of a sequence is located, because the lookup is slow
             site = "" if self.tape.current.open is not None else here()
             self.tape.compute(kind, module, site, self._cost(func, args, kwargs, out))
         return out
@@ -140,7 +140,7 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
         return counts
 
     def _propagate_uniform(self, func: Any, given: Any, out: Any) -> None:
-        """Mark the result of an operation on uniform counts as uniform, if it is."""
+        """Mark the result of an operation on uniform counts as uniform, if that is true."""
         each = self._uniform.get(given)
         if each is None:
             return
@@ -152,7 +152,7 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
 
     @staticmethod
     def _known(func: Any, args: Any, kwargs: Any) -> bool:
-        """Return whether this operates on a few integers written in the script, such as ranks, which stay real."""
+        """Return whether this operates on a few integers from the script, such as ranks, which stay real."""
         tensors = [one for one in args if isinstance(one, torch.Tensor)]
         if not tensors:
             return func._overloadpacket is aten.arange and all(
@@ -165,7 +165,7 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
 
     @contextlib.contextmanager
     def once(self) -> Iterator[None]:
-        """Suspend recording for work that belongs to no step."""
+        """Suspend recording, for work that belongs to no step."""
         before, self.on = self.on, False
         try:
             yield
@@ -196,7 +196,7 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
         return name, flops, float(touched), self.speeds.seconds(name, flops, touched)
 
     def _scalar(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Return the value of a tensor's element: the known one, or a constant. The program waits for it."""
+        """Return the value of a tensor's element, if known, or a constant. The program waits for it."""
         if self.on and not self.quiet:
             self.tape.block()
         try:
@@ -231,7 +231,7 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
         return RecordedWork(lambda: self.tape.wait(number, token), results, self._defer_wait)
 
     def _defer_wait(self, waited: Callable[[], None]) -> None:
-        """Wait for an operation whose future is taken: during a backward pass at its end, otherwise now."""
+        """Wait for an operation whose future is taken: at the end of a backward pass, or now outside of one."""
         if self.backward:
             self._deferred.append(waited)
         else:
@@ -256,7 +256,7 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
     ) -> int | None:
         """Add an operation to the tape; returns its number, None if nothing is recorded now.
 
-        splits: elements for each member. root, peer: ranks in the job. times: members with tensors like these.
+        splits: elements for each member. root, peer: ranks in the job. times: number of members with equal tensors.
         """
         if not self.on:
             return None
@@ -346,7 +346,7 @@ def _attention_backward(gradient: Any, query: Any, key: Any, value: Any, *_: Any
 
 
 def _grouped(one: Any, other: Any, *_: Any, **__: Any) -> int:
-    """Return the flops of rows times their group's matrix, or of groups' rows times each other for weight gradients."""
+    """Return the flops of rows times their group's matrix or, for weight gradients, of a group's rows by each other."""
     return int(2 * one.numel() * other.shape[-1])
 
 

@@ -1,4 +1,4 @@
-"""Process groups that only record what they are asked to do; they replace every backend that a script names."""
+"""Process groups that only record the requested operations; they replace every backend that a script names."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.futures import Future
 
 BACKEND = "recording"
 
-# by method of a group: the collective, and the index of the argument with the rank's larger array
+# per method of a group: the collective, and the index of the argument with the rank's larger array
 _COLLECTIVES = {
     "allreduce": ("all_reduce", 0),
     "allreduce_coalesced": ("all_reduce", 0),
@@ -41,7 +41,7 @@ BY_NAME: dict[str, RecordingGroup] = {}
 
 
 class _NoBackend:
-    """What scripts and PyTorch get as a group's backend, without any optional feature."""
+    """The backend of a group that scripts and PyTorch see, without any optional feature."""
 
     supports_coalescing = supports_splitting = supports_time_estimate = False
 
@@ -65,7 +65,7 @@ class RecordedWork(c10d.Work):  # type: ignore[misc,unused-ignore]
         self._waited, self._result, self._asked = waited, result, asked
 
     def wait(self, timeout: Any = None) -> bool:
-        """Record the wait and return True at once; so does whether it is completed, or polling would never end."""
+        """Record the wait and return True at once. `is_completed` does the same, or polling would never end."""
         self._waited()
         return True
 
@@ -83,7 +83,7 @@ class RecordedWork(c10d.Work):  # type: ignore[misc,unused-ignore]
         return self._result
 
     def get_future(self) -> Any:
-        """Return a completed future; its taker (DDP's reducer, in C++) waits for it at the end of the backward pass."""
+        """Return a completed future; its user (DDP's reducer, in C++) waits for it at the end of the backward pass."""
         self._asked(self._waited)
         future: Any = Future()
         future.set_result(self._result)
@@ -91,7 +91,7 @@ class RecordedWork(c10d.Work):  # type: ignore[misc,unused-ignore]
 
 
 class RecordingGroup(dist.ProcessGroup):  # type: ignore[misc]
-    """One group of ranks, as this rank sees it."""
+    """One group of ranks from this rank's point of view."""
 
     def __init__(self, rank: int, ranks: Sequence[int], key: str, note: Note) -> None:
         super().__init__(rank, len(ranks))
@@ -131,7 +131,7 @@ class RecordingGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     @property
     def group_name(self) -> str:
-        """The name by which functional collectives find it."""
+        """The name by which functional collectives find the group."""
         return self.made_name
 
     @property
@@ -212,7 +212,7 @@ def _method(collective: str, larger: int) -> Any:
         opts = next((one for one in given if hasattr(one, "rootRank")), None)
         root = self.ranks[opts.rootRank] if opts is not None else None
         whole, times = _flat(given[larger]), 1
-        if collective in ("gather", "scatter"):  # only the root has both sides
+        if collective in ("gather", "scatter"):  # only the root has both arrays
             whole, times = _flat(given[1 - larger]), len(self.ranks)
         return self.note(collective, whole, _flat(given[0]), root=root, times=times)
 
@@ -231,7 +231,7 @@ def _flat(found: Any) -> list[Any]:
 
 
 class World:
-    """Makes groups in place of PyTorch's own. groups: members by the recorder's name, in order of creation."""
+    """Creates groups in place of PyTorch's own. groups: members by the recorder's name, in order of creation."""
 
     def __init__(self, rank: int, size: int, note: Note) -> None:
         self.rank, self.size, self.note = rank, size, note
@@ -292,7 +292,7 @@ class World:
         return RecordingGroup(options.group_rank, members, key, self.note)
 
     def _key(self, desc: str | None, members: tuple[int, ...]) -> str:
-        """Return a name that is the same on all ranks: the purpose of the group, and its first member."""
+        """Return a name that is the same on all ranks, from the group's purpose and its first member."""
         family = (desc or "").removeprefix("mesh_")
         if family in ("", "undefined"):
             family = "group"

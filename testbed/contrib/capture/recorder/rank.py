@@ -1,7 +1,7 @@
-"""Execution of one rank: runs the unmodified script until it has done its steps, and writes the last step to a file.
+"""Execution of one rank: runs the unmodified script through its steps, and writes the last step to a file.
 
-Python objects that ranks send each other before they train, such as shapes between stages, are really exchanged.
-Every rank runs by itself, so they go through files; a rank that waits for another's object reports it to the
+Ranks really exchange the Python objects that they send each other before they train, such as shapes between stages.
+Every rank runs by itself, so objects go through files; a rank that waits for another's object reports this to the
 runner.
 """
 
@@ -175,7 +175,7 @@ def _traceback() -> str:
     frames = traceback.extract_tb(trace)
     own = [frame for frame in frames if not frame.filename.startswith(_OWN) and "runpy" not in frame.filename]
     last = max((at for at, frame in enumerate(own) if not frame.filename.startswith(_TORCH)), default=-1)
-    # the script's own frames, and where it failed in PyTorch
+    # the script's own frames, and the place of failure in PyTorch
     shown = [
         frame
         for at, frame in enumerate(own)
@@ -186,7 +186,7 @@ def _traceback() -> str:
 
 
 def _replace_object_collectives(objects: ObjectExchange, rank: int, size: int) -> None:
-    """Replace collectives of Python objects: gathers return this rank's object for all, others transfer objects."""
+    """Replace collectives of Python objects: gathers return this rank's object for all ranks, others transfer it."""
 
     def all_gather(found: list[Any], own: Any, group: Any = None) -> None:
         found[:] = [own] * len(found)
@@ -242,7 +242,7 @@ def _peer(group: Any, rank: Any, in_group: Any, usual: Any) -> int:
 
 
 def _vote_alone() -> None:
-    """Make this rank's vote on shape inference decide: the pipeline stages of a script all vote alike."""
+    """Make this rank's vote on shape inference decide, because all pipeline stages of a script vote the same."""
     with contextlib.suppress(ImportError):
         from torch.distributed.pipelining import stage  # noqa: PLC0415
 
@@ -271,7 +271,7 @@ class ObjectExchange:
     """Object exchange of one rank.
 
     folder: shared by all ranks.
-    report: file descriptor for reports of who waits for whom.
+    report: file descriptor for reports of which rank waits for which.
     """
 
     def __init__(self, folder: Path, rank: int, report: int) -> None:

@@ -32,7 +32,7 @@ def here() -> str:
 
 @functools.cache
 def _shown(file: str) -> str | None:
-    """Return the name of a file of the user's own code."""
+    """Return the displayed name of a file of the user's own code."""
     if file.startswith("<") or file.startswith((_OWN, _TORCH)):
         return None
     if file.startswith(_LIBRARY) and "site-packages" not in file:
@@ -42,7 +42,7 @@ def _shown(file: str) -> str | None:
 
 
 class Modules:
-    """The current module: in forward passes by hooks, in backward passes by when the current graph node was made."""
+    """The current module, found by hooks (forward pass) or by when the current graph node was created (backward)."""
 
     def __init__(self) -> None:
         self._stack: list[str] = []

@@ -49,7 +49,7 @@ class Stream:
 
 
 class Tape:
-    """Nodes of one rank, as JSON objects, in the order in which the program issued them."""
+    """The nodes of one rank, as JSON objects, in the order in which the program issued them."""
 
     def __init__(self) -> None:
         self.nodes: list[dict[str, Any]] = []
@@ -60,7 +60,7 @@ class Tape:
         self._clocks: list[dict[str, int]] = []
 
     def restart(self) -> None:
-        """Discard all nodes, whatever is in flight, and start a new generation."""
+        """Discard all nodes, including those in flight, and start a new generation."""
         self.nodes.clear()
         self._clocks.clear()
         for stream in self.streams.values():
@@ -69,7 +69,7 @@ class Tape:
         self.generation += 1
 
     def stream(self, name: str) -> Stream:
-        """Return a stream by name, made on first use."""
+        """Return a stream by name, created on first use."""
         return self.streams.setdefault(name, Stream(name))
 
     def compute(
@@ -142,7 +142,7 @@ class Tape:
             stream.waits |= set(numbers) - {stream.last}
 
     def block(self) -> None:
-        """Make all streams wait for the current one, because the program itself does."""
+        """Make all streams wait for the current one, because the program itself waits for it."""
         event = self.record()
         for stream in self.streams.values():
             self.wait_event(event, stream)
@@ -170,7 +170,7 @@ class Tape:
 
 
 def common_module(one: str, other: str) -> str:
-    """Return the innermost module that contains both."""
+    """Return the innermost module that contains both modules."""
     found = []
     for here, there in zip(one.split("."), other.split("."), strict=False):
         if here != there:

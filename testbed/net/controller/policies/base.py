@@ -67,7 +67,7 @@ class Policy(ABC):
     """Whether other policies can delegate their paths to this one, with option `over`."""
 
     goes_by_sizes = True
-    """Whether the result depends on how much flows carry. Subclasses do not inherit this attribute."""
+    """Whether the result depends on the sizes of flows. Subclasses do not inherit this attribute."""
 
     def __init__(self, **options: Any) -> None:
         if unknown := sorted(set(options) - set(self.known_options)):
@@ -101,7 +101,7 @@ class LinkPolicy(Policy):
 
     @abstractmethod
     def choose(self, ends: Sequence[LinkEnd]) -> Sequence[LinkEnd]:
-        """Return those of the parallel links to the next building that packets are spread over."""
+        """Return the subset of the parallel links to the next building over which packets are spread."""
 
     def routes(self, view: View) -> Iterable[Route]:
         """Yield one route per pair of buildings."""

@@ -21,7 +21,7 @@ class Growth(ABC):
     """The growth of one connection's congestion window, in packets and seconds."""
 
     uses_hystart: ClassVar[bool] = False
-    """Whether it leaves slow start once the acknowledgements of a window take half a round trip (HyStart)."""
+    """Whether slow start ends once the acknowledgements of a window take half a round trip (HyStart)."""
 
     @abstractmethod
     def after_loss(self, window: float) -> float:
@@ -39,7 +39,7 @@ class Growth(ABC):
         """
 
     def idle(self, seconds: float) -> None:  # noqa: B027 - most have no clock
-        """Account for a time in which nothing was sent."""
+        """Account for a period in which nothing was sent."""
 
     def shift(self, seconds: float) -> None:  # noqa: B027 - most have no clock
         """Move the time origin forward by this many seconds."""
@@ -59,7 +59,7 @@ class WholeGrowth(Growth):
         """Count the acknowledged packets and return the new window."""
         whole = int(window)
         acks = self.acks_per_increment(whole, acknowledged, now_s, rtt_s)
-        if self._counted >= acks:  # counted for a larger window
+        if self._counted >= acks:  # this many were counted for a larger window
             self._counted = 0
             whole += 1
         self._counted += acknowledged
@@ -86,13 +86,13 @@ class CongestionControl(ABC):
     """The loss response if no calibration has measured it; None for Reno's calibrated one."""
 
     goes_by_losses: ClassVar[bool] = True
-    """Whether losses reduce its rate."""
+    """Whether losses reduce the rate."""
 
     paces: ClassVar[bool] = False
-    """Whether it paces a window's packets over a round trip; otherwise it sends them in a burst."""
+    """Whether a window's packets are paced over a round trip; otherwise they are sent in a burst."""
 
     startup: ClassVar[float] = 0.0
-    """For a pacing one, the initial rate in packets per round trip; 0 if unknown."""
+    """For a control that paces, the initial rate in packets per round trip; 0 if unknown."""
 
     @staticmethod
     @abstractmethod

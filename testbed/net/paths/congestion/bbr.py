@@ -7,7 +7,7 @@ import math
 from testbed.net.paths.congestion.base import CONGESTION_CONTROLS, CongestionControl
 from testbed.net.paths.congestion.linux_tcp import INITIAL_WINDOW_PACKETS
 
-HIGH_GAIN = 2 / math.log(2)  # of pacing and window while the rate doubles
+HIGH_GAIN = 2 / math.log(2)  # gain of pacing and window while the rate doubles
 
 
 @CONGESTION_CONTROLS.register("bbr")

@@ -1,4 +1,4 @@
-"""CUBIC: a window that grows with the cube of the time since a loss, but at least like Reno's."""
+"""CUBIC: a window that grows with the cube of the time since a loss, but at least as fast as Reno's."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class CubicGrowth(WholeGrowth):
         self._acks = max(self._acks, MIN_ACKS)
 
     def idle(self, seconds: float) -> None:
-        """Stop the cubic function's clock meanwhile (`cubictcp_cwnd_event`), but not that of the last update."""
+        """Stop the cubic function's clock for idle time (`cubictcp_cwnd_event`), but not that of the last update."""
         if self._epoch_s is not None:
             self._epoch_s += seconds
 

@@ -1,4 +1,4 @@
-"""How Linux's TCP starts, acknowledges and responds to losses, whatever its congestion control."""
+"""Linux TCP's initial window, acknowledgements and response to losses under any congestion control."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DUP_THRESHOLD = 3  # packets after a lost one that reveal the loss at once
 REORDERING = 0.25  # RFC 8985's reordering window, in round trips
 # packets per acknowledgement, and the delayed acknowledgement's timer (`TCP_DELACK_MIN`)
 PACKETS_PER_ACK, DELAYED_ACK_S = 2, 0.04
-MIN_RTO_S = LINUX_RTO_MIN_MS / 1000  # beyond a round trip
+MIN_RTO_S = LINUX_RTO_MIN_MS / 1000  # added to the round trip
 
 
 def window_after_loss(growth: Growth, window: float) -> float:
@@ -42,5 +42,5 @@ class WindowUse:
         return self.is_full or window < 2 * self._most
 
     def shift(self, seconds: float) -> None:
-        """Move recorded times `seconds` back."""
+        """Move recorded times back by `seconds`."""
         self._until -= seconds

@@ -13,7 +13,7 @@ from typing import ClassVar
 from testbed.comm.transport.datagram.recoveries.base import Feedback
 from testbed.comm.transport.datagram.rtt_estimator import RttEstimator
 
-# of a constant window: TCP's initial window (RFC 6928)
+# minimum of a constant window: TCP's initial window (RFC 6928)
 MIN_WINDOW_PACKETS = 10.0
 GROWTH = 1 / 8  # share of a window per round trip
 
@@ -23,13 +23,13 @@ class Limits:
     """The parameters of a control.
 
     Attributes:
-        packet_bytes: Of a full packet, as links count it.
-        window_bytes: Of a constant window.
-        line_bps: Rate of this rank's network card.
-        rate_scale: Emulated rates over real ones, for steps in bit/s.
-        host_s: What hosts, not the network, may add to a round trip.
+        packet_bytes: Size of a full packet, as links count it.
+        window_bytes: Size of a constant window.
+        line_bps: Rate of this rank's NIC.
+        rate_scale: Ratio of emulated to real rates, for steps in bit/s.
+        host_s: Time that hosts, not the network, may add to a round trip.
         min_window_packets: The smallest constant window.
-        late_packets: How far a constant window may grow to cover for late hosts, while nothing is lost.
+        late_packets: How far a constant window may grow to hide host delays, while nothing is lost.
         path_bps: Rate of the path's narrowest link; 0 if unknown.
         round_trip_s: Round trip of the empty path; infinite if unknown.
     """
@@ -49,7 +49,7 @@ class Control:
     """The control of one pair in one direction; this base class limits nothing."""
 
     uses_ecn: ClassVar[bool] = False
-    """Whether its packets are ECN-capable: links mark them instead of dropping them."""
+    """Whether packets are ECN-capable, so that links mark them instead of dropping them."""
 
     uses_grants: ClassVar[bool] = False
     """Whether the receiver grants credits; see `credits`."""
@@ -63,7 +63,7 @@ class Control:
         """Handle an acknowledgement or a timeout."""
 
     def on_sent(self, packets: int, now_s: float) -> None:
-        """Handle that packets have left."""
+        """Handle packets that were sent."""
 
     def advance(self, now_s: float) -> float:
         """Advance timers to `now_s`; return when to call again even if nothing happens: infinite for never."""
@@ -71,11 +71,12 @@ class Control:
 
 
 class Window(Control):
-    """A constant window: the bandwidth-delay product, or the scenario's; at least ten packets.
+    """A constant window of the bandwidth-delay product, or the scenario's window; at least ten packets.
 
-    If the card is faster than a window per round trip, packets are paced at that rate: a burst would fill the queue
-    of the narrowest link. To cover for late hosts the window grows by an eighth each round trip, up to `late_packets`
-    and until something is lost. Then half of that goes, and the window never grows as far again.
+    If the NIC is faster than one window per round trip, packets are paced at that rate, because a burst would fill the
+    queue of the narrowest link. To hide host delays, the window grows by an eighth each round trip, up to
+    `late_packets`, until something is lost. Then half of the growth is undone, and the window never grows that far
+    again.
     """
 
     def __init__(self, limits: Limits, round_trips: RttEstimator) -> None:

@@ -1,9 +1,9 @@
-"""Credits: a receiver grants what its senders may send, all together at the rate of its own port.
+"""Credits: a receiver grants its senders what they may send, in total at the rate of its own port.
 
 After ExpressPass (Cho et al., SIGCOMM 2017), Homa (Montazeri et al., SIGCOMM 2018) and pHost (Gao et al., CoNEXT
 2015): a sender requests credits, and the receiver grants them round-robin, at the rate at which the granted packets
-fill its port. Incast builds no queue there, whatever the number of senders. A message costs one more round trip at
-its start.
+fill its port. Incast builds no queue there, however many senders there are. A message takes one more round trip at its
+start.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing import ClassVar
 from testbed.comm.transport.datagram.controls.base import Control, Limits
 from testbed.comm.transport.datagram.rtt_estimator import RttEstimator
 
-UNIT_PACKETS = 4  # per grant, at most
+UNIT_PACKETS = 4  # maximum per grant
 LOAD = 0.99  # share of the port's rate, so that queues from jitter drain
 
 
 class Credits(Control):
     """The sender's side.
 
-    `granted`: the packets that it may have sent in total; `used`: the packets that it has sent.
+    `granted`: the total number of packets that it may send; `used`: the number that it has sent.
     """
 
     uses_grants: ClassVar[bool] = True
@@ -35,7 +35,7 @@ class Credits(Control):
 
     @property
     def left(self) -> int:
-        """The packets that it may still send."""
+        """The number of packets that the sender may still send."""
         return max(0, self.granted - self.used)
 
     def grant(self, total: int) -> None:
@@ -48,7 +48,7 @@ class Credits(Control):
 
 
 class Granter:
-    """The receiver's side, for all senders of one rank. rate_bps: of its port. packet_bytes: of a full packet."""
+    """The receiver's side, for all senders to one rank. rate_bps: the port's. packet_bytes: a full packet's."""
 
     def __init__(self, rate_bps: float, packet_bytes: int) -> None:
         self._rate_bps = rate_bps
@@ -64,7 +64,7 @@ class Granter:
         return self.packet_bytes * 8 / (self._rate_bps * LOAD) if math.isfinite(self._rate_bps) else 0.0
 
     def request(self, sender: Hashable, total: int) -> None:
-        """Handle a sender's request to have sent `total` packets since the start."""
+        """Handle a sender's request for a total of `total` packets since the start."""
         if total > self._granted.get(sender, 0):
             self._requested[sender] = max(total, self._requested.get(sender, 0))
 
@@ -79,7 +79,7 @@ class Granter:
 
     @property
     def due_s(self) -> float:
-        """When `pop_grants` has grants; infinite if there are no requests."""
+        """The time at which `pop_grants` has grants; infinite if there are no requests."""
         return self._next_s if self._requested else math.inf
 
     def pop_grants(self, now_s: float) -> list[tuple[Hashable, int]]:
@@ -91,7 +91,7 @@ class Granter:
             unit = min(UNIT_PACKETS, wanted - before)
             grants[sender] = self._granted[sender] = before + unit
             if before + unit < wanted:
-                self._requested[sender] = wanted  # back of the queue
+                self._requested[sender] = wanted  # to the back of the queue
             # a late timer may catch up a little, but idle time is not saved up
             self._next_s = max(self._next_s, now_s - UNIT_PACKETS * self.packet_s) + unit * self.packet_s
         return list(grants.items())

@@ -1,9 +1,9 @@
 """DCQCN's sender (Zhu et al., SIGCOMM 2015, "Congestion Control for Large-Scale RDMA Deployments").
 
-Constants are the paper's, as in htsim (dcqcn.cpp) and the authors' ns-3 (bobzhuyb/ns3-rdma). The lowest rate and
-hyper increase are ns-3's: the paper gives no step for the latter; it is ten times the additive one. Marks count at
-most once in 50 us, like the receiver's notifications there. Steps in bit/s and the byte counter scale with the
-emulated rates.
+Constants are the paper's, as in htsim (dcqcn.cpp) and the authors' ns-3 (bobzhuyb/ns3-rdma). The lowest rate and the
+hyper increase are ns-3's: the paper gives no step for hyper increase, and ns-3's is ten times the additive one. Marks
+count at most once per 50 us, like the receiver's notifications in ns-3. Steps in bit/s and the byte counter scale with
+the emulated rates.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ FAST_STEPS = 5
 STEP_BPS = 40e6
 HYPER_STEP_BPS = 10 * STEP_BPS
 MIN_RATE_BPS = 100e6
-TIMER_CHECKS_PER_PACKET = 4  # while a packet waits for its turn
+TIMER_CHECKS_PER_PACKET = 4  # checks while a packet waits for its send time
 
 
 class Dcqcn(Control):
-    """A control by rate alone. Timers catch up with the time on each event."""
+    """A purely rate-based control. Timers catch up with the time on each event."""
 
     uses_ecn: ClassVar[bool] = True
 
@@ -67,7 +67,7 @@ class Dcqcn(Control):
             self._increase()
 
     def advance(self, now_s: float) -> float:
-        """See Control. If packets are rarer than the timer's steps, the timer is checked a few times per packet."""
+        """See Control. If the timer steps more often than packets leave, it is checked a few times per packet."""
         self._catch_up(now_s)
         if not self._congested:
             return math.inf

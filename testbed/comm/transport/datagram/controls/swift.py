@@ -1,11 +1,11 @@
 """Swift (Kumar et al., SIGCOMM 2020, "Delay is Simple and Effective for Congestion Control in the Datacenter").
 
-Control by the round trip alone. Below a target the window grows by `INCREASE` packets per round trip. Above it the
-window shrinks, once per round trip, by the relative excess, at most by half. The target is the round trip of the
-empty path, from the topology, instead of the paper's base and hop times, plus a queueing delay that is longer for
-small windows. If the path is unknown, the base is the shortest round trip seen. That is too long for flows that start
-when queues are full, and unfair to the others. Constants are those of htsim (swift.cpp), which calls them guesses at
-the paper's.
+The window depends on the round trip alone. Below a target the window grows by `INCREASE` packets per round trip. Above
+it the window shrinks, once per round trip, by the relative excess, at most by half. The target is the round trip of the
+empty path plus a queueing delay that is longer for small windows. The empty round trip comes from the topology, instead
+of the paper's base and hop times. If the path is unknown, the base is the shortest round trip seen. That is too long
+for flows that start when queues are full, and unfair to other flows. Constants are those of htsim (swift.cpp), which
+describes them as guesses at the paper's values.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FIRST_PACKETS = 10.0
 
 
 class Swift(Control):
-    """The control of a pair. A window below one packet is one packet with a pause, as a rate."""
+    """The control of a pair. A window below one packet becomes a rate: one packet, then a pause."""
 
     def __init__(self, limits: Limits, round_trips: RttEstimator) -> None:
         super().__init__(limits, round_trips)

@@ -1,9 +1,8 @@
 """Loss recoveries: which packets a sender sends next, which it resends, and when. No sockets.
 
-Paths are first in, first out: if something sent later on a path has arrived, packets sent before it on that path that
-have not arrived are lost. An acknowledgement names the latest serial that arrived on a path. So a sender knows the
-fate of each packet exactly, also of a resent one, and paths of different length do not disturb this. Recoveries
-differ in their reaction.
+Paths are first in, first out: once a packet has arrived, packets sent earlier on the same path that have not arrived
+are lost. An acknowledgement names the latest serial that arrived on a path. So a sender knows exactly which packets are
+lost, including resent ones, even if paths differ in length. Recoveries differ in how they react.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ Item = int | Parity
 
 
 class SentPackets(NamedTuple):
-    """A transmission: consecutive data packets from `item` on, or one parity packet. `serial` is the first one's."""
+    """A transmission: consecutive data packets from `item` on, or one parity packet. `serial`: that of the first."""
 
     serial: int
     item: Item
@@ -51,20 +50,20 @@ class SentPackets(NamedTuple):
 
 @dataclass
 class Path:
-    """What is in flight on one path.
+    """Packets in flight on one path.
 
     Attributes:
         serial: The next serial.
-        settled: All serials below have been acknowledged or given up.
+        settled: All serials below this one have been acknowledged or given up.
         latest_serial: The latest acknowledged serial.
-        last_ack_s: When the last acknowledgement came.
-        received: Packets received, as reported.
-        marked: Packets marked, as reported.
+        last_ack_s: When the last acknowledgement arrived.
+        received: Packets received, as last reported.
+        marked: Packets marked, as last reported.
         flight: Transmissions without feedback, oldest first.
         times: Last serial and time of each transmission, for round-trip samples.
     """
 
-    serial: int = 0  # of the next packet
+    serial: int = 0  # that of the next packet
     settled: int = 0
     latest_serial: int = -1
     last_ack_s: float = -math.inf
@@ -76,14 +75,14 @@ class Path:
 
 @dataclass
 class Feedback:
-    """What an acknowledgement or a timeout has changed.
+    """The changes that an acknowledgement or a timeout causes.
 
     Attributes:
         acked: Packets newly known to have arrived.
-        holes: Packets that have not arrived, although something sent later on their path has.
+        holes: Packets that have not arrived although packets sent later on their path have.
         lost: Packets newly considered lost.
         marked: Packets with an ECN mark.
-        round_trip_s: The sample, if any.
+        round_trip_s: The round-trip sample, if any.
         timed_out: Packets without feedback for too long.
         timed_out_by_path: The same by path.
     """
@@ -111,9 +110,9 @@ class Recovery(ABC):
 
     def __init__(self, round_trips: RttEstimator) -> None:
         self.round_trips = round_trips
-        self.end = 0  # the number of packets to send
+        self.end = 0  # the total number of packets to send so far
         self.next = 0  # the next packet to send
-        self.low = 0  # all packets before have arrived
+        self.low = 0  # all packets before this one have arrived
         self.resent = 0
         self.parity_sent = 0
         self.paths: dict[int, Path] = {}
@@ -127,10 +126,10 @@ class Recovery(ABC):
 
     @abstractmethod
     def _on_hole(self, number: int, sending: SentPackets, feedback: Feedback) -> None:
-        """Handle a data packet that has not arrived although something sent later has."""
+        """Handle a data packet that has not arrived although a later one has."""
 
     def _after_ack(self, ack: Ack, feedback: Feedback, now_s: float) -> None:
-        """Handle the end of an acknowledgement."""
+        """Finish the handling of an acknowledgement."""
         return
 
     def _on_parity_timeout(self, parity: Parity, feedback: Feedback) -> None:
@@ -163,7 +162,7 @@ class Recovery(ABC):
         return end <= self._sent_end
 
     def next_run(self, max_packets: int) -> range:
-        """Return consecutive data packets to send next, if nothing else goes first; see `next_items`."""
+        """Return consecutive data packets to send next, unless other items come first; see `next_items`."""
         return range(0) if self._lost else range(self.next, min(self.next + max_packets, self._limit))
 
     def next_items(self, max_packets: int) -> list[Item]:
@@ -175,7 +174,7 @@ class Recovery(ABC):
 
     @property
     def _limit(self) -> int:
-        """Numbers below may be sent: they exist, and are not too far ahead of what has arrived."""
+        """The limit below which packets may be sent: they exist, and are not too far ahead of arrived ones."""
         return min(self.end, self.low + MAX_AHEAD)
 
     def _next_resends(self, max_packets: int) -> list[int]:
@@ -336,7 +335,7 @@ class Recovery(ABC):
 
     @property
     def due_s(self) -> float:
-        """When `on_timer` has something to do; infinite if only acknowledgements are awaited, or nothing."""
+        """The time at which `on_timer` has something to do; infinite if no timer is running."""
         oldest_s = math.inf
         for path in self.paths.values():
             if path.flight:

@@ -1,7 +1,7 @@
 """Erasure coding: parity is sent with each group of packets, and only what it cannot recover is resent.
 
-After SDR-RDMA (arXiv:2505.05366), whose EC is 32 packets of data and 8 of parity, with selective repeat as fallback.
-A group ends with its message, and its parity is proportional, at least one packet.
+After SDR-RDMA (arXiv:2505.05366), whose EC uses 32 data packets and 8 parity packets, with selective repeat as
+fallback. A group ends with its message. The parity of a shorter group is proportional, at least one packet.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class _Group:
 
 
 class Erasure(Recovery):
-    """Recovery by parity. data, parity: packets of a full group."""
+    """Recovery by parity. data, parity: the number of packets of a full group."""
 
     code: ClassVar[str | None] = "mds"
 
@@ -50,7 +50,7 @@ class Erasure(Recovery):
         self._parities: deque[Parity] = deque()  # parity to send next
 
     def extend(self, count: int) -> None:
-        """See Recovery. The packets of one message: groups end with it."""
+        """See Recovery. The packets belong to one message, and groups end with it."""
         for first in range(self.end, self.end + count, self.data):
             data = min(self.data, self.end + count - first)
             parity = math.ceil(data * self.parity / self.data)
@@ -77,7 +77,7 @@ class Erasure(Recovery):
         return items
 
     def next_run(self, max_packets: int) -> range:
-        """See Recovery. Within one group."""
+        """See Recovery. All packets belong to one group."""
         if self._parities or not self._open:
             return range(0)
         group = self._open[0]
@@ -93,7 +93,7 @@ class Erasure(Recovery):
         return serial
 
     def on_run_sent(self, numbers: range, path: int, now_s: float) -> int:
-        """See Recovery. Packets of one group, all of them new or all resent."""
+        """See Recovery. Packets are those of one group, all of them new or all resent."""
         first_time = numbers.start >= self._sent_end
         serial = super().on_run_sent(numbers, path, now_s)
         if first_time:
@@ -119,7 +119,7 @@ class Erasure(Recovery):
 
     @property
     def _first_protected(self) -> int:
-        """Packets below are no longer protected by parity, and are resent individually."""
+        """The first packet still protected by parity; packets below are resent individually."""
         first = self._closed or self._open
         return first[0].first if first else self.end
 
@@ -135,7 +135,7 @@ class Erasure(Recovery):
     def _resend_finished_groups(self, feedback: Feedback) -> None:
         """Resend the missing packets of groups with nothing in flight.
 
-        No later feedback comes from an abandoned path.
+        This is needed because an abandoned path gives no further feedback.
         """
         while self._closed and all(
             self.paths[path].settled > serial for path, serial in self._closed[0].last.items()

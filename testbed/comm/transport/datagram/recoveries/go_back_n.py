@@ -1,4 +1,4 @@
-"""Go-back-N, as in RoCE: the receiver drops everything out of order and sends one NAK, and the sender goes back."""
+"""Go-back-N, as in RoCE: the receiver drops everything out of order and sends one NAK, and the sender resumes there."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from testbed.comm.transport.datagram.rtt_estimator import RttEstimator
 
 
 class GoBackN(Recovery):
-    """Resends everything after a hole. A second loss is found by a timeout: each hole causes only one NAK."""
+    """Resends everything after a hole. If that is lost, too, a timeout is needed: each hole causes only one NAK."""
 
     in_order = True
 

@@ -42,7 +42,7 @@ class SelectiveRepeat(Recovery):
 
 
 class Nack(Recovery):
-    """Resends a packet when something sent later has arrived and it has not: after one round trip."""
+    """Resends a packet after about one round trip, when a later packet has arrived and it has not."""
 
     def _on_hole(self, number: int, sending: SentPackets, feedback: Feedback) -> None:
         self._lose(number, feedback)
