@@ -184,7 +184,7 @@ _networks: IdentityCache[NetworkSimulator] = IdentityCache(NETWORKS)
 def play_cached(prepared: PreparedStep) -> StepOutcome:
     """Return a step's outcome; simulate it unless an equal step is cached; raise Deadlock or NoServerError."""
     likeness_key = prepared.likeness
-    if (known := _known.get(likeness_key)) is not None:  # one look-up only: hashing is slow
+    if (known := _known.get(likeness_key)) is not None:  # a single look-up, since hashing is slow
         return known
     found = _play_uncached(prepared)
     if likeness_key is not None:

@@ -3,12 +3,12 @@
 All figures are real. Forward takes 2 floating-point operations per token and active parameter. The gradients of the
 inputs and those of the weights take the same number each (arXiv:2001.08361, section 2.1).
 
-Attention scores are left out there, and also here unless they are requested. If they are, the products of each token's
-query with all keys, and of the result with all values, take 2 operations each in forward, and 4 for the gradients of
-their inputs. This is 12 L s d per token in L layers of width d with sequences of length s (PaLM's appendix B,
-arXiv:2204.02311; Megatron-LM's appendix, arXiv:2104.04473, gives the same). It is half of that if kernels skip the part
-that a causal mask hides. It is 14 L s d if backward recomputes the scores and the recomputation is counted
-(FlashAttention; PyTorch's FLOP counter).
+Attention scores are left out there, and also here unless they are requested. If they are, two products count: that of
+each token's query with all keys, and that of the result with all values. Each takes 2 operations in forward, and 4 for
+the gradients of its inputs. This is 12 L s d per token in L layers of width d with sequences of length s (PaLM's
+appendix B, arXiv:2204.02311; Megatron-LM's appendix, arXiv:2104.04473, gives the same). It is half of that if kernels
+skip the part that a causal mask hides. It is 14 L s d if backward recomputes the scores and the recomputation is
+counted (FlashAttention; PyTorch's FLOP counter).
 
 Values on the wire have two bytes (bf16), and gradients have `gradient_bytes`.
 """

@@ -175,7 +175,7 @@ Difference = tuple[Call, Call, bool]
 
 @dataclass(frozen=True)
 class Divergence:
-    """The place where a rank deviates from ranks with the same program.
+    """The point at which a rank deviates from ranks with the same program.
 
     `did` is its call, and `instead` is the call of the others. `left_out` is true if it skipped their call and made
     their next one.

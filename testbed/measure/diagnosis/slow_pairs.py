@@ -50,7 +50,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class Slow:
-    """A slow pair: its start (None: always slow), its travel time and the usual travel time, in seconds."""
+    """A slow pair: its start (None if it was always slow), its travel time and the usual travel time, in seconds."""
 
     since_s: float | None
     travel_s: float

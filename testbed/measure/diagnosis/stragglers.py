@@ -32,12 +32,12 @@ WINDOWS = (
     1.0,
     0.5,
     0.25,
-)  # shares of the comparable places, counted from the end, since a rank may become slow late
+)  # shares of the comparable points, counted from the end, since a rank may become slow late
 
 
 @dataclass(frozen=True)
 class Compared:
-    """A place in the program: when a rank reached it, its own time there, and the median of its peers, in seconds."""
+    """A point in the program: when a rank reached it, its own time there, and the median of its peers, in seconds."""
 
     when_s: float
     own_s: float
@@ -96,7 +96,7 @@ def _compare(
 def _slow(rank: int, compared: Sequence[Compared], peers: set[int]) -> Verdict | None:
     usual_s = sum(own.others_s for own in compared)
     excess_s = sum(own.own_s - own.others_s for own in compared)
-    # places without computation do not show which rank computes slowly
+    # points without computation do not show which rank computes slowly
     telling = [own for own in compared if own.others_s * len(compared) > 0.1 * usual_s]
     if len(telling) < LEAST_OPERATIONS or usual_s <= 0 or excess_s < SLOW_RANK_SHARE * usual_s:
         return None

@@ -99,9 +99,10 @@ def gone_ranks(graph: Graph) -> dict[int, str]:
 def has_stopped(graph: Graph, rank: int) -> bool:
     """Return whether a rank that is not known to have ended has stopped making progress.
 
-    There are two cases. If other ranks have failed and it has not, it must have waited longer than their timeout, or
-    all messages that it sent must have arrived (the kernel still sends those of a paused process). A rank with a failed
-    NIC, in contrast, gives up in time. If none has failed, messages of several peers must be waiting for it.
+    There are two cases. If other ranks have failed and it has not, one of two conditions is required. It has waited
+    longer than their timeout, or all messages that it sent have arrived (the kernel still sends those of a paused
+    process). A rank with a failed NIC, in contrast, gives up in time. If none has failed, messages of several peers
+    must be waiting for it.
     """
     dump = graph.dumps[rank]
     if dump.ended not in _WELL or gave_up(dump):

@@ -181,7 +181,7 @@ class EventPlayer:
     def finish(self) -> None:
         """Undo all events after the variant's last step, and log those that never took place, without a time.
 
-        Events at random times that never took place are not logged, since they do not have to take place.
+        Events at random times that never took place are not logged, since they are optional.
         """
         missed = [(change.event, change.at_s) for change in self._changes if change.begins]
         for index, planned_s in [*missed, *((index, None) for index in self._pending)]:

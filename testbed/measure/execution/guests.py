@@ -72,7 +72,7 @@ def measure_in_guest(
         shard: The shard.
         scenario: The shard's own scenario.
         folder: The directory to make.
-        core: The CPU core to pin the guest to; None: any.
+        core: The CPU core to pin the guest to; None for any.
         on_event: Called with each progress report.
         meanwhile: Called regularly while the guest runs; may raise to stop it.
 

@@ -152,8 +152,8 @@ def choose_network_without_ranks(
     Args:
         topology: File or data of the topology.
         policy: Name of the transport policy.
-        link_engine: The link engine; None: the best one.
-        datapath: The datapath; None: the best one.
+        link_engine: The link engine; None for the best one.
+        datapath: The datapath; None for the best one.
         size_scale: Factor that divides all rates; "auto" is the smallest factor that this host can carry.
         policy_field: Name of the policy's field in errors.
         ranks: Number of ranks, to check the host's memory.
@@ -212,8 +212,8 @@ def choose_guests(
         scale: The scale in force.
         rank_bytes: Real bytes that the busiest rank reduces or sends in a step.
         loads: Load of a guest for one step, by variant.
-        jobs: Requested number of parallel guests; None: choose.
-        asked_bytes: Requested memory limit of each guest; None: choose.
+        jobs: Requested number of parallel guests; None to choose.
+        asked_bytes: Requested memory limit of each guest; None to choose.
 
     Raises:
         ConfigError: If the guests do not fit into memory.

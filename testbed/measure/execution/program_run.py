@@ -64,13 +64,13 @@ def run_programs(
 
     Args:
         command: The program and its arguments.
-        network: The network to build; None: this machine's loopback.
+        network: The network to build; None for this machine's loopback.
         ranks: Number of ranks. On a network they use its first hosts, one each.
         show: Called with every line that a rank prints: the rank, whether the line is standard error, and the line.
         progress: Called with a line for each phase.
         options: Options of the PyTorch backend `testbed`.
         strict: Whether to measure the network before the programs and check it after them.
-        output: Directory for flight recorder dumps if a rank fails; None: no flight recorders.
+        output: Directory for flight recorder dumps if a rank fails; None for no flight recorders.
 
     Returns:
         The worst exit status; UNTRUSTED if that is 0 but the network did not behave as configured.
@@ -240,7 +240,7 @@ def torch_environment(
         topology: The emulated topology; None on loopback.
         scale: The scale in force.
         seed: Seed of the run.
-        flight: The flight recorders; None: no recording.
+        flight: The flight recorders; None for no recording.
     """
     wiring = resolve_endpoints(
         options.transport,

@@ -54,7 +54,7 @@ def bring_up(
     """Bring up a network for ranks, and remove it when the block ends.
 
     Args:
-        network: The network to build; None: this machine's loopback.
+        network: The network to build; None for this machine's loopback.
         ranks: The host of each rank, or the number of ranks, which then use the first hosts; None means one rank on
             each host.
         seed: Seed of the network's random choices.

@@ -91,7 +91,7 @@ def guest_loads(
         scenario: The scenario.
         workloads: Workload of each variant, or one for all, in real figures.
         scale: The scale in force.
-        together: Requested ranks per process; None: the default.
+        together: Requested ranks per process; None for the default.
     """
     found = {}
     for name in scenario.variant_names:

@@ -288,7 +288,7 @@ class LocalBackend:
         return whole_run_shard(scenario) if scenario.variants is None else split_into_shards(scenario)
 
     def identity(self, scenario: Scenario, scale: Scale) -> str | None:
-        """Return None: real-clock measurements are not reproducible."""
+        """Return None, since real-clock measurements are not reproducible."""
         return None
 
     def run_shards(

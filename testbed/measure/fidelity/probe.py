@@ -153,9 +153,9 @@ def _rate(here: Endpoint, there: Endpoint, asked: Direction, mtu: int) -> tuple[
     The result is corrected for configured loss and duplicates.
 
     Returns:
-        The rate in bit/s, whether the datagrams were sent fast enough, the share by which randomness can change the
-        rate, and whether a single gap between arrivals changed the rate by as much as the bound. Such a gap can hide a
-        link that is too fast.
+        The rate in bit/s, whether the datagrams were sent fast enough, and the share by which randomness can change the
+        rate. The last element is true if a single gap between arrivals changed the rate by as much as the bound. Such a
+        gap can hide a link that is too fast.
     """
     fitting = int(asked.rate_bps * BLAST_S / 8 / BLAST_PACKETS) - HEADER_BYTES
     payload = max(SMALLEST_PAYLOAD_BYTES, min(mtu - 28, fitting))

@@ -62,7 +62,7 @@ class Rank:
         rank: The rank.
         progress: Called with events: on rank 0 before each step, and on all ranks at the end of each step.
         credit_sockets: Sockets for receive credits; empty if messages do not wait for receivers.
-        ring: Memory of its flight recorder; None: no recording.
+        ring: Memory of its flight recorder; None for no recording.
         incarnation: Number of times that the rank was killed and restarted.
     """
 

@@ -149,9 +149,8 @@ class Search:
     def _search(self, evaluator: Evaluator, space: Space, *, among: bool) -> dict[Configuration, Tried]:
         """Evaluate a space and return the configurations tried.
 
-        A small space is evaluated completely. Otherwise the closed form selects the best configurations, the model
-        selects the best of those that the closed form cannot distinguish, and a local search tries the neighbours of
-        the best.
+        A small space is evaluated completely. Otherwise the closed form selects the best configurations. The model then
+        selects the best of those that the closed form cannot distinguish, and a local search tries its neighbours.
         """
         explore = self._explore
 

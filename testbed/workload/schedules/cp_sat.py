@@ -1,9 +1,9 @@
 """A pipeline's step as a job-shop problem for OR-Tools' CP-SAT: the shortest makespan's order, and a lower bound.
 
-Jobs are microbatches; machines are ranks and the links between them. All microbatches are equal, so the k-th forward,
-input gradient and weight gradient of a stage may be assumed to be those of the k-th microbatch without loss of
-generality: any other order becomes such an order when microbatches are renamed. With one stage per rank, memory becomes
-a precedence constraint, too: forward k + room starts after weight gradient k has ended.
+Jobs are microbatches; machines are ranks and the links between them. All microbatches are equal. So, without loss of
+generality, the k-th forward, input gradient and weight gradient of a stage are those of the k-th microbatch: any other
+order becomes such an order when microbatches are renamed. With one stage per rank, memory becomes a precedence
+constraint, too: forward k + room starts after weight gradient k has ended.
 """
 
 from __future__ import annotations
