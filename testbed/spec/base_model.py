@@ -59,7 +59,7 @@ def located(findings: Iterable[Finding], *parents: Any) -> Iterator[Finding]:
 
 @dataclass(frozen=True, eq=False)  # compared and hashed by identity: schemas are dictionaries
 class ValueFormat:
-    """How a kind of value is written: `parse` raises ValueError with what is expected; `write` is its inverse.
+    """The text form of a kind of value: `parse` raises ValueError with the expected form; `write` is its inverse.
 
     `schema` may be a function, called on use: names in registries are not known while modules load.
     """
@@ -106,7 +106,7 @@ def _error(value: str, expected: str) -> PydanticCustomError:
 class StrictModel(BaseModel):
     """A mapping with known keys only. Subclasses check several values together in `raw_checks` and `checks`.
 
-    A field's docstring is its description in the reference, its name without the unit its key in files.
+    A field's docstring is its description in the reference. Its name without the unit is its key in files.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, alias_generator=without_unit)
@@ -231,9 +231,10 @@ def _details(error: PydanticCustomError, location: Location, value: object) -> I
 
 @lru_cache(None)
 def field_descriptions(model: type[StrictModel]) -> Mapping[str, str]:
-    """Return what each field is, by name: its docstring, on one line.
+    """Return the description of each field by name: its docstring, on one line.
 
-    It is read on use: pydantic's `use_attribute_docstrings` reads all when modules load, which takes 0.1 s.
+    Docstrings are read on use: pydantic's `use_attribute_docstrings` reads all of them when modules load, which takes
+    0.1 s.
     """
     found: dict[str, str] = {}
     models = [one for one in reversed(model.__mro__) if issubclass(one, StrictModel)]

@@ -1,4 +1,4 @@
-"""Buildings: hosts, their cards, and the switches between them. The file form (`...Spec`) and the resolved form."""
+"""Buildings: hosts, their NICs, and the switches between them. The file form (`...Spec`) and the resolved form."""
 
 from __future__ import annotations
 
@@ -40,19 +40,20 @@ class UplinkSpec(StrictModel):
     """Links from a switch to the tier above."""
 
     oversubscription: Ratio = 1.0
-    """Bandwidth from below over bandwidth upwards, as 1:2.8; 1:1 is non-blocking."""
+    """Ratio of the bandwidth upwards to the bandwidth from below, such as 1:2.8; 1:1 is non-blocking."""
     delay_s: DelayOrZero = 0.0
     """Propagation delay of each link, one way."""
     queue_bytes: Queue = "auto"
     """Buffer of the port at either end of each link; auto: 1 ms at the link's rate, at least 64 packets."""
     pause: PauseSpec | None = None
-    """Ethernet pause between the two switches of each link; none, if left out."""
+    """Ethernet pause between the two switches of each link. Default: no pause."""
 
 
 class ClosSpec(StrictModel):
-    """Switch tiers of a building: leaves with hosts, spines, one core; each leaf linked to each spine of its zone.
+    """Switch tiers of a building: leaves with hosts, spines and one core.
 
-    The destination alone determines which spine a packet takes (D-mod-k).
+    Each leaf has a link to each spine of its zone. The destination alone determines which spine a packet takes
+    (D-mod-k).
     """
 
     zones: Annotated[int, integer(1, MAX_SWITCHES)] = 1
@@ -81,8 +82,8 @@ TRANSIT_KEYS = ("hosts", "region")
 class Host:
     """A machine with one NIC.
 
-    `index` counts hosts of the whole topology from 0. `nic` holds for both directions. `hardware` is what computes in
-    it, where it differs from the workload's.
+    `index` counts hosts of the whole topology from 0. `nic` has the settings of both directions. `hardware` describes
+    its accelerators where they differ from the workload's.
     """
 
     name: str
@@ -98,10 +99,10 @@ class Host:
 class Building:
     """A data-center building and its hosts, behind one switch or a Clos network. `index` counts from 0.
 
-    A building without hosts is a transit site: its edge switch forwards between WAN links, and there is nothing else.
-    `region`: a name shared by buildings near each other. `cut_through`: switches that forward a frame while it still
-    arrives; the others store it first. `cards`: number of cards per node, where leaves are PCIe switches of nodes: the
-    first host of a leaf is the node's, the others are its cards.
+    A building without hosts is a transit site. It has only an edge switch, which forwards between WAN links. `region`:
+    a name shared by buildings near each other. `cut_through`: switches that forward a frame while it is still arriving;
+    the others store it first. `cards`: number of cards per node, where leaves are PCIe switches of nodes: the first
+    host of a leaf is the node's, the others are its cards.
     """
 
     name: str
@@ -168,7 +169,7 @@ class Building:
 
 
 def _require_hosts(schema: dict[str, Any]) -> None:
-    """Require hosts with their card, or no hosts, or nodes, in the JSON schema of a building."""
+    """Require hosts with their NIC, or no hosts, or nodes, in the JSON schema of a building."""
     schema.pop("required")
     schema["anyOf"] = [
         {"required": ["hosts", "nic"]},
@@ -184,31 +185,31 @@ class BuildingSpec(HardwareSpec):
     derived_fields = frozenset({"hosts", "nic"})
 
     hosts: Annotated[int, integer(0, MAX_HOSTS_PER_BUILDING)]
-    """Number of hosts, which are named after the building: east1, east2, ... Follows from `nodes` where given. 0: a
-    transit site, which only forwards; its only other key is `region`.
+    """Number of hosts. They are named after the building: east1, east2, ... With `nodes`, the number follows from them.
+    0: a transit site, which only forwards; its only other key is `region`.
     """
     nic: NicSpec | None = None
-    """Network card of each host; required if there are hosts. With `nodes`: the PCIe lanes of a card."""
+    """NIC of each host; required if there are hosts. With `nodes`: the PCIe lanes of a card."""
     clos: ClosSpec | None = None
     """Tiers of switches; default: one non-blocking switch."""
     nodes: NodesSpec | None = None
-    """Inference nodes in place of `hosts` and `nic`. A node is a host and accelerator cards on a PCIe switch, with a
-    network card to the building's switch.
+    """Inference nodes in place of `hosts` and `nic`. A node has a host and accelerator cards on a PCIe switch, and a
+    network card that connects to the building's switch.
     """
 
     switching: Switching = "store_and_forward"
-    """store_and_forward: switches receive all of a frame before they send it on. cut_through: they send it while it
-    still arrives; this applies to frames that stay in the building, from ports no slower than the switch's fastest. The
-    edge between building and WAN always stores and forwards.
+    """store_and_forward: switches receive a whole frame before they forward it. cut_through: they forward it while it
+    is still arriving. This applies to frames that stay in the building and arrive at ports no slower than the switch's
+    fastest. The edge between building and WAN always stores and forwards.
     """
     region: Name | None = None
     """Name shared by buildings that are near each other. Buildings without one share a region, too."""
     unlike: tuple[HostHardwareSpec, ...] = ()
-    """Hosts whose card or accelerator differs from the others'."""
+    """Hosts whose NIC or accelerator differs from those of the other hosts."""
 
     @classmethod
     def with_defaults(cls, data: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Derive hosts and cards from nodes."""
+        """Derive hosts and NICs from nodes."""
         nodes = data.get("nodes")
         if nodes is None:
             return data
@@ -267,7 +268,7 @@ class BuildingSpec(HardwareSpec):
                 yield Finding((key,), f"{key} with hosts: 0", expected)
 
     def hardware_of(self, number: int) -> Hardware:
-        """Return what computes in the host of this number, from 0."""
+        """Return the hardware of a host; `number` counts the building's hosts from 0."""
         entry = self._unlike(number)
         return self.hardware if entry is None else entry.hardware.fill_from(self.hardware)
 

@@ -20,30 +20,30 @@ Racks = Sequence[Sequence[Host]]
 
 
 class AllocationError(BadInput, ValueError):
-    """A topology lacks the hosts that a job asks for. The message says what it has."""
+    """A topology has too few hosts for a job. The message has the available number."""
 
 
 class AllocationSpec(StrictModel):
     """Ranks per rack, zone and building, as given to Meta's scheduler MAST (arXiv:2510.20171), and the busy hosts.
 
-    A rack is the hosts of a leaf switch. A zone is that of a building with `clos`, else the whole building.
+    A rack has the hosts of one leaf switch. Zones are those of a building with `clos`; any other building is one zone.
     """
 
     per_rack: Count | None = None
-    """Ranks on each rack in use; racks with fewer free hosts are not used. Default: as many as are free."""
+    """Ranks in each rack in use; racks with fewer free hosts are not used. Default: all free hosts."""
     per_zone: Count | None = None
-    """Ranks in each zone in use, likewise."""
+    """Ranks in each zone in use; zones with fewer free hosts are not used. Default: all free hosts."""
     per_building: Count | None = None
-    """Ranks in each building in use, likewise."""
+    """Ranks in each building in use; buildings with fewer free hosts are not used. Default: all free hosts."""
     order: Annotated[str, choice("an order", (NEAR, SCATTERED))] = NEAR
-    """near: consecutive ranks are adjacent. scattered: each next rank is on another rack."""
+    """near: consecutive ranks are neighbours. scattered: consecutive ranks are in different racks."""
     busy: Fraction = 0.0
     """Share of all hosts that other jobs occupy, drawn with the seed."""
     busy_unit: Annotated[str, choice("a unit", (HOSTS, RACKS))] = HOSTS
     """Whether other jobs occupy single hosts or whole racks."""
 
     def checks(self) -> Iterator[Finding]:
-        """Check that a zone holds whole racks, and a building whole zones."""
+        """Check that a zone has whole racks, and a building whole zones."""
         given = [
             (name, count)
             for name in ("per_rack", "per_zone", "per_building")

@@ -1,4 +1,4 @@
-"""Delays of the control plane in a scenario. The defaults were measured on real switches and controllers.
+"""Delays of the control plane in a scenario. The defaults follow published figures of real switches and controllers.
 
 Sources are in each field's description and in docs/reference/policies.md.
 """
@@ -19,9 +19,9 @@ class ControlSpec(StrictModel):
     """Delays between the failure of a link and the rerouting of packets; 0 s removes one."""
 
     carrier_down_s: Duration = 0.01
-    """Time until the switches at both ends detect that a link is cut; until then they lose what they send. 10 ms is
-    Cisco's value for fibre ports of the Catalyst 6500 (Software Configuration Guide, port debounce timer); others wait
-    100 ms (access ports of Cisco ACI) or poll every 250 ms (Broadcom's driver).
+    """Time until the switches at both ends detect that a link is cut; until then, packets that they send are lost. 10
+    ms is Cisco's value for fibre ports of the Catalyst 6500 (Software Configuration Guide, port debounce timer); others
+    wait 100 ms (access ports of Cisco ACI) or poll every 250 ms (Broadcom's driver).
     """
     carrier_up_s: Duration = 0.01
     """Time until the switches detect that a link is repaired, if they had detected the cut. The same table covers every
@@ -32,9 +32,9 @@ class ControlSpec(StrictModel):
     default is our choice, within the 10 to 100 ms that ONOS was designed for (Berde et al., HotSDN 2014).
     """
     rule_s: Duration = Field(default=0.001, alias="rule_time")
-    """Time a switch takes to add, change or delete one rule or group in its table; each switch handles its own one at a
-    time. Kuzniar et al. (PAM 2015) measured some hundred to about a thousand per second on hardware switches: the
-    default is the fast end.
+    """Time in which a switch adds, changes or deletes one rule or group in its table; it handles them one at a time.
+    Kuzniar et al. (PAM 2015) measured some hundred to about a thousand per second on hardware switches; the default is
+    the fast end.
     """
 
     silence_s: TimeoutOrNone = None

@@ -47,7 +47,7 @@ class Action:
         of: kind of its target.
         needs: required keys.
         takes: optional keys; all other keys are errors.
-        ends: whether it is a single moment, so that it can be neither undone nor repeated.
+        ends: whether it happens at a single moment, so that it can be neither undone nor repeated.
     """
 
     of: str
@@ -75,10 +75,10 @@ ACTIONS: Mapping[str, Action] = {
     "switch_down": Action(SWITCH),
 }
 RANK_EVENTS = ("io_slow", "rank_mismatch", "rank_skip", "rank_slow")
-"""Events that a rank applies to itself, as it knows them in advance."""
+"""Events that a rank applies to itself, because it knows them in advance."""
 KILL_EVENTS = ("host_kill", "rank_kill")
 CARD_EVENTS = ("host_kill", "nic_degrade", "nic_down", "nic_loss")
-"""Events that change a host's card."""
+"""Events that change a host's NIC."""
 _EXAMPLES = {
     "set": "{loss: 1 %}",
     "loss": "loss: 1 %",
@@ -98,7 +98,7 @@ TARGET = ValueFormat(_parse_target, {"anyOf": [{"type": "string"}, {"type": "int
 
 
 class MomentSpec(StrictModel):
-    """A time span from which a moment is drawn."""
+    """A time span from which the time of an event is drawn."""
 
     from_s: Duration
     """Earliest moment."""
@@ -112,16 +112,19 @@ class MomentSpec(StrictModel):
 
 
 class Disturbance(StrictModel):
-    """How much an action changes, and for how long. Subclasses say which action."""
+    """The strength and duration of an action. Subclasses add the action."""
 
     for_s: TimeoutOrNone = None
-    """Time until it is undone; default: the end of the variant. What was killed then restarts as a new process."""
+    """Time until the event is undone; default: it lasts until the end of the variant. A killed process then restarts as
+    a new one.
+    """
     direction: Annotated[str, choice("a direction", (*DIRECTIONS, *CARD_DIRECTIONS, "both"))] = "both"
-    """The direction to change: a_to_b or b_to_a for the link of `degrade`; out or in for the card of `nic_degrade` and
+    """The direction to change: a_to_b or b_to_a for the link of `degrade`; out or in for the NIC of `nic_degrade` and
     `nic_loss`.
     """
     settings: DirectionSpec | None = Field(default=None, alias="set")
-    """Settings to change: with `degrade` those of a topology's WAN link; with `nic_degrade` rate, delay and loss."""
+    """Settings to change: with `degrade`, those of a WAN link in a topology; with `nic_degrade`, rate, delay and loss.
+    """
     loss: FractionOrNone = None
     """`nic_loss`: share of packets to lose."""
     factor: Annotated[float | None, number(1, 1000, 2)] = None
@@ -131,7 +134,7 @@ class Disturbance(StrictModel):
 
     @property
     def changes(self) -> DirectionSpec | None:
-        """New settings of the link or card."""
+        """New settings of the link or NIC."""
         return self.settings if self.loss is None else DirectionSpec.model_validate({"loss": self.loss})
 
     def key_findings(self, where: str, action: str) -> Iterator[Finding]:
@@ -168,16 +171,16 @@ class EventSpec(Disturbance):
     renamed: ClassVar[Mapping[str, str]] = {"way": "`direction`, which takes the same"}
 
     at_s: DurationOrNone = None
-    """Time after the start of the variant's first measured step, or of `step`; in real time."""
+    """Time after the start of the variant's first measured step, or of `step`, before time dilation."""
     step: CountOrZero | None = None
     """Measured step from whose start `at` counts, from 0; default: the first."""
     random: MomentSpec | None = None
-    """In place of `at`: a moment drawn with the scenario's seed."""
+    """In place of `at`: a time span from which the start is drawn with the scenario's seed."""
     action: Annotated[str, choice("an action", tuple(ACTIONS))]
     """degrade: change a link's settings. link_down, plane_down, switch_down: the ports lose carrier. link_blackhole,
-    plane_blackhole: all packets are dropped while the carrier stays up. nic_down: a host's card loses carrier.
-    nic_degrade, nic_loss: change a card's settings. host_pause: suspend a host's rank. host_kill: a host disappears and
-    its card goes dark. rank_kill: a rank's process ends. rank_slow: a rank computes more slowly. rank_skip: a rank does
+    plane_blackhole: all packets are dropped while the carrier stays up. nic_down: a host's NIC loses carrier.
+    nic_degrade, nic_loss: change a NIC's settings. host_pause: suspend a host's rank. host_kill: a host disappears and
+    its NIC goes down. rank_kill: a rank's process ends. rank_slow: a rank computes more slowly. rank_skip: a rank does
     not join a collective and hangs. rank_mismatch: a rank joins a different collective. io_slow: a rank's operations
     take longer to begin.
     """
@@ -190,10 +193,10 @@ class EventSpec(Disturbance):
     times: Count = 1
     """Number of occurrences, for example of a flapping link going down."""
     what: Annotated[str | None, choice("a mismatch", MISMATCHES)] = None
-    """`rank_mismatch`: what differs: size, type, or the order of this collective and the next."""
+    """`rank_mismatch`: the difference: size, type, or the order of this collective and the next."""
     operation: CountOrNone = None
-    """`rank_skip` and `rank_mismatch`: which collective of the rank in the first step that starts after the event, from
-    1; default: 1.
+    """`rank_skip` and `rank_mismatch`: number of the rank's collective in the first step that starts after the event,
+    from 1; default: 1.
     """
     group: str | None = None
     """Count only collectives of this group for `operation`, such as fsdp or tensor_parallel."""
@@ -222,7 +225,7 @@ class EventSpec(Disturbance):
             yield Finding(("target",), show(self.target), expected_target(self.target, known, kind))
 
     def after_s(self, seed: int, index: int) -> float:
-        """Return its first start, in seconds after its step starts; `index`: its position among the events."""
+        """Return the event's first start, in seconds after its step starts; `index`: its position among the events."""
         if self.random is not None:
             return random.Random(f"{seed}/events/{index}").uniform(self.random.from_s, self.random.to_s)
         return self.at_s or 0.0

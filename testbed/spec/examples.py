@@ -63,7 +63,7 @@ def copy_example(scenario: str, folder: Path) -> tuple[Path, ...]:
         folder: The target folder; it may contain other files.
 
     Returns:
-        The copies, the scenario first. It loads, as it names the other copies.
+        The copies, the scenario first. It can be loaded, because it refers to the other copies.
 
     Raises:
         ConfigError: The name is unknown, or a file exists already; nothing is copied.

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 DISTRIBUTIONS = ("exponential", "trace")
 COLUMNS = ("time_s", "target", "for_s")
-MAX_EVENTS = 100_000  # per process, as they are drawn in advance and held in memory
+MAX_EVENTS = 100_000  # per process; they are drawn in advance and kept in memory
 ALL = "all"
 Target = int | str
 

@@ -1,4 +1,4 @@
-"""Hardware of hosts: network cards, accelerators, the links between a rank's accelerators, and inference nodes.
+"""Hardware of hosts: NICs, accelerators, the links between a rank's accelerators, and inference nodes.
 
 The file form (`...Spec`) and the resolved form. The single-socket host and the six low-power cards of an inference
 node are from the abstract of arXiv:2107.04140; it gives no lanes, rates and delays: these are our estimates.
@@ -32,26 +32,26 @@ from testbed.spec.value_types import (
 
 
 class NicSpec(StrictModel):
-    """Network card of a host."""
+    """NIC of a host."""
 
     rate_bps: Rate
-    """Rate of the card, and of its switch port."""
+    """Rate of the NIC, and of its switch port."""
     delay_s: DelayOrZero = 0.0
     """Propagation delay between host and switch, one way."""
     queue_bytes: Queue = "auto"
-    """Buffer of the card's switch port; auto: 1 ms at `rate`, at least 64 packets. What the host cannot send yet waits
-    in its memory.
+    """Buffer of the NIC's switch port; auto: 1 ms at `rate`, at least 64 packets. Packets that the host cannot send yet
+    wait in its memory.
     """
     pause: PauseSpec | None = None
-    """Ethernet pause: the switch pauses the host before its buffers overflow; never, if left out."""
+    """Ethernet pause: the switch pauses the host before its buffers overflow. Default: no pause."""
 
 
 class IntraNodeSpec(StrictModel):
-    """Time of the traffic between a rank's accelerators, by a formula: it is not emulated.
+    """Time of the traffic between a rank's accelerators, from a formula. This traffic is not emulated.
 
-    There are two tiers: accelerators joined by links of their own (a scale-up domain), and, if a rank represents more
-    than one domain, the network between domains, at an accelerator's share of the rank's card. Latencies are those of
-    a ring's hop under NCCL's Simple protocol (NVIDIA/nccl, src/graph/tuning.cc, `hwLat` and `baseLat`).
+    There are two tiers. Accelerators of a scale-up domain have direct links. If a rank represents more than one domain,
+    they are connected by the network, at an accelerator's share of the rank's NIC. Latencies are those of one hop of a
+    ring under NCCL's Simple protocol (NVIDIA/nccl, src/graph/tuning.cc, `hwLat` and `baseLat`).
     """
 
     scale_up: Count | None = None
@@ -91,7 +91,7 @@ UNSET_HARDWARE = Hardware()
 
 
 class HardwareSpec(StrictModel):
-    """What computes in some hosts."""
+    """Accelerators of some hosts, where they differ from the workload's."""
 
     accelerator: Annotated[str | None, ACCELERATOR] = None
     """Accelerator of these hosts, in place of `workload.accelerator`. If `workload.flops_utilisation` is set, it is
@@ -102,7 +102,7 @@ class HardwareSpec(StrictModel):
     Message sizes do not change.
     """
     memory_bytes: SizeOrNone = None
-    """Memory per accelerator, in place of its data sheet's: the limit for configurations of a search."""
+    """Memory per accelerator, in place of the data sheet's. Configurations of a search must fit in it."""
 
     @property
     def hardware(self) -> Hardware:
@@ -148,12 +148,12 @@ class HostHardwareSpec(HardwareSpec):
     """Hosts of a building that differ from the others."""
 
     hosts: Annotated[tuple[int, ...], _NUMBERS]
-    """Their numbers in the building: [1, 2] and 1-2 both mean east1 and east2."""
+    """Numbers of these hosts in the building; [1, 2] and 1-2 both mean east1 and east2."""
     nic: NicSpec | None = None
-    """Their network card; default: the building's."""
+    """NIC of these hosts; default: the building's."""
 
     def checks(self) -> Iterator[Finding]:
-        """Check that something differs."""
+        """Check that the entry sets a NIC or hardware, not only host numbers."""
         if self.nic is None and self.hardware == UNSET_HARDWARE:
             yield Finding((), "hosts alone", "nic, accelerator, compute_dtype or memory with them")
 

@@ -1,7 +1,7 @@
 """One direction of a WAN link as plain figures in SI units, and the declaration of every link property.
 
-It does not use the pydantic models: the link engine's process needs nothing else of them, and would take ten times as
-long to start.
+It does not use pydantic: the link engine's process needs only these classes, and with pydantic it would take ten times
+as long to start.
 """
 
 from __future__ import annotations
@@ -68,8 +68,9 @@ class QueueClass:
 class Pause:
     """Thresholds at which the switch at a link's far end stops and resumes the sender (IEEE 802.1Qbb XOFF, XON).
 
-    The switch counts packets that came in by the link and are still queued. Above `xoff_bytes` it sends a pause, at
-    `xon_bytes` or less a resume. It holds at most `headroom_bytes` more than `xoff_bytes`, whatever its queues' limits.
+    The switch counts packets that arrived on the link and are still queued. Above `xoff_bytes` it pauses the sender,
+    and at `xon_bytes` or less it resumes it. It queues at most `headroom_bytes` more than `xoff_bytes`, whatever its
+    queues' limits.
     """
 
     xoff_bytes: int
@@ -78,24 +79,26 @@ class Pause:
 
     @property
     def buffer_bytes(self) -> int:
-        """Most bytes from the link that the switch can hold."""
+        """Maximum number of bytes from the link that the switch queues."""
         return self.xoff_bytes + self.headroom_bytes
 
 
 Form = Literal["rate", "delay", "duration", "distribution", "share", "loss_bursts", "queue", "count", "size"]
-"""Form of a property's value: how files write it, how the scale changes it, how exactly the kernel keeps it."""
+"""Form of a property's value. It determines how files write it, how the scale changes it, and how exactly the kernel
+stores it.
+"""
 
 
 @dataclass(frozen=True)
 class PacketFault:
-    """What happens at random to the share of packets that a property states; netem's option has the property's name.
+    """A random fault of the share of packets that a property gives; netem's option has the property's name.
 
     Attributes:
         noun: name of the fault in messages.
         netem_attribute: number of netem's attribute with probability and correlation (TCA_NETEM_...); None for a field
             of struct tc_netem_qopt.
-        arrivals: how many packets more (or, if negative, fewer) reach a program for each affected one.
-        misdirects: whether an affected frame may have another address, at which nobody takes it.
+        arrivals: number of additional packets (fewer if negative) that reach a program per affected packet.
+        misdirects: whether the fault may change a frame's address, so that no host accepts it.
     """
 
     noun: str
@@ -109,14 +112,14 @@ class LinkProperty:
     """The declaration of a link property, a field of `Direction`, whose docstring is its description.
 
     Everything else follows from it: the keys of topology files and their schema and reference page, `testbed link set`,
-    netem's options, the comparison with what the kernel holds, and the allowances of probes and invariants.
+    netem's options, the comparison with the kernel's settings, and the tolerances of probes and invariants.
 
     Attributes:
         form: form of its value.
         key: key in topology files; default: the field's name without its unit.
         default: value of a link whose file does not have the key, as files write it; an optional field's own default.
-        fault: what happens to packets, for a property that is the share of packets with a fault.
-        excludes_pause: whether a link with it cannot have pause, which must know what is in flight.
+        fault: the fault, for a property that is the share of packets with it.
+        excludes_pause: whether a link with this property cannot have pause, which must know how much is in flight.
     """
 
     form: Form
@@ -144,7 +147,9 @@ class Direction:
     delay_s: float = field(metadata=_declared("delay"))
     """Propagation delay, one way, or the length of the fibre; optional if both directions have their own."""
     jitter_s: float = field(metadata=_declared("duration", default=0.0, excludes_pause=True))
-    """Variation of the delay, at most the delay: the largest deviation if uniform, else the standard deviation."""
+    """Variation of the delay, at most as large as the delay: the largest deviation if uniform, else the standard
+    deviation.
+    """
     jitter_distribution: str = field(default="uniform", kw_only=True, metadata=_declared("distribution"))
     """How the delay varies: uniform, normal or pareto (a long tail)."""
     jitter_correlation: float = field(default=0.0, kw_only=True, metadata=_declared("share"))
@@ -178,7 +183,7 @@ class Direction:
     queue_packets: int | None = field(default=None, kw_only=True, metadata=_declared("count"))
     """Buffer in front of the link, in packets, in place of `queue`."""
     ecn_bytes: int | None = field(default=None, kw_only=True, metadata=_declared("size", key="ecn_threshold"))
-    """Queue length at and above which ECN-capable packets are marked; never, if left out."""
+    """Queue length at and above which ECN-capable packets are marked. Default: never."""
     classes: tuple[QueueClass, ...] = field(default=(), kw_only=True)
     """Traffic classes, each with its own queue."""
     pause: Pause | None = field(default=None, kw_only=True)

@@ -45,7 +45,8 @@ HYSTERESIS_FRAMES = 2
 class PauseSpec(StrictModel):
     """Ethernet pause (IEEE 802.1Qbb with one priority): the switch at the far end of a link stops the sender.
 
-    The switch counts the packets that came in by the link and are still queued. Its queues then have no other limit.
+    The switch counts the packets that arrived on the link and are still queued. With pause, its queues have no other
+    limit.
     """
 
     xoff_bytes: Queue = "auto"
@@ -55,8 +56,8 @@ class PauseSpec(StrictModel):
     keep the link busy until more arrives, which is rate times round trip plus three frames.
     """
     headroom_bytes: Queue = "auto"
-    """Buffer beyond `xoff` for what arrives after a pause is sent; auto, and the minimum: rate times round trip plus
-    three frames.
+    """Buffer beyond `xoff` for packets that arrive after a pause is sent; auto, which is also the minimum: rate times
+    round trip plus three frames.
     """
 
     def checks(self) -> Iterator[Finding]:
@@ -67,7 +68,7 @@ class PauseSpec(StrictModel):
             )
 
     def findings(self, link: Direction, reverse: Direction, mtu: int) -> Iterator[Finding]:
-        """Check that the headroom holds what arrives by a link after a pause is sent over its reverse direction."""
+        """Check that the headroom is enough for packets that arrive after a pause is sent in the reverse direction."""
         needed = turnaround_bytes(link, reverse, mtu)
         if self.headroom_bytes != "auto" and self.headroom_bytes < needed:
             round_trip = format_duration(link.delay_s + reverse.delay_s)
@@ -93,10 +94,10 @@ class PauseSpec(StrictModel):
 
 
 def turnaround_bytes(link: Direction, reverse: Direction, mtu: int) -> int:
-    """Return the most that can arrive after a pause is sent, which is also what keeps the link busy after a resume.
+    """Return the most bytes that can arrive after a pause is sent, which also keep the link busy after a resume.
 
-    It consists of the frame that crosses the threshold; what arrives in a round trip, in the time of a frame that
-    occupies the reverse direction, and in that of the pause frame itself; and the frame that the sender has just begun.
+    The sum has three parts: the frame that crosses the threshold; the bytes that arrive in a round trip plus the times
+    of a frame in the reverse direction and of the pause frame; and the frame that the sender has just begun.
     """
     frame_bytes = mtu + ETHERNET_HEADER_BYTES
     serialisation_s = (frame_bytes + PAUSE_FRAME_BYTES) * 8 / reverse.rate_bps
@@ -135,17 +136,17 @@ class WanLink:
 
     @property
     def directions(self) -> tuple[tuple[str, str, Direction], ...]:
-        """Both directions: building it leaves, building it enters, settings."""
+        """Both directions as (building it leaves, building it enters, settings)."""
         return (self.a, self.b, self.a_to_b), (self.b, self.a, self.b_to_a)
 
     @property
     def round_trip_s(self) -> float:
-        """Propagation delay there and back, without queueing."""
+        """Round-trip propagation delay, without queueing."""
         return self.a_to_b.delay_s + self.b_to_a.delay_s
 
 
 class LossBurstsSpec(StrictModel):
-    """Bursty loss (Gilbert-Elliott model): a channel that is good or bad, decided anew before each packet."""
+    """Bursty loss (Gilbert-Elliott model): a channel is good or bad, and may change before each packet."""
 
     enter: Share
     """Probability that the good channel turns bad."""
@@ -217,7 +218,7 @@ class WanSpec(_SymmetricLinks):
     """One or more parallel WAN links between two buildings. `a_to_b` and `b_to_a` override one direction."""
 
     pause: PauseSpec | None = None
-    """Ethernet pause: each end pauses the other before its buffers overflow; never, if left out."""
+    """Ethernet pause: each end pauses the other before its buffers overflow. Default: no pause."""
     a_to_b: DirectionSpec = DirectionSpec()
     """Settings that differ from a to b."""
     b_to_a: DirectionSpec = DirectionSpec()

@@ -78,7 +78,7 @@ def split_commas(text: str) -> list[str]:
 
 
 def holds_list(path: str, data: Mapping[str, Any]) -> bool:
-    """Return whether a path of a scenario holds a list."""
+    """Return whether the value at a path of a scenario is a list."""
     here: Any = data
     for part in path.split("."):
         here = here.get(part) if isinstance(here, Mapping) else None
@@ -86,7 +86,7 @@ def holds_list(path: str, data: Mapping[str, Any]) -> bool:
 
 
 def parse_list_override(override: str, document: Document) -> str:
-    """Turn a comma-separated override value into a list if the document holds a list there.
+    """Turn a comma-separated override value into a list if the document has a list there.
 
     Otherwise raises a ConfigError that suggests a sweep, unless a file of that name exists.
     """

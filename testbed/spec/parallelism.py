@@ -169,21 +169,22 @@ class ParallelismSpec(StrictModel):
     """Ranks over which a layer's experts are spread: a divisor of data_parallel_shard_degree."""
     accelerators_per_rank: Count = 1
     """Accelerators that one rank represents, the innermost ones of the placement. Traffic between them is not emulated;
-    the run reports how much it is.
+    the run reports its bytes.
     """
     within_rank: IntraNodeSpec | None = None
-    """Cost of traffic between the accelerators of a rank, by a formula (`within_rank: {}` for its defaults); default:
-    none.
+    """Cost of traffic between the accelerators of a rank, from a formula; `within_rank: {}` takes its defaults.
+    Default: no cost.
     """
     tensor_communication: Annotated[str, choice("a mode", TENSOR_PARALLEL_MODES)] = "all_reduce"
-    """What tensor-parallel ranks do twice per block and direction. all_reduce: an all-reduce. sequence_parallel: a
-    reduce-scatter and an all-gather of as many bytes, as the sequence is split too, by an algorithm of `collectives`.
-    tree: the same in blocks through windows, by a tree over nodes (the hosts of one leaf switch). overlapped_ring,
-    overlapped_tree: blocks by a ring or tree that overlaps with the matrix products block by block.
+    """Communication of tensor-parallel ranks, twice per block and direction. all_reduce: an all-reduce.
+    sequence_parallel: the sequence is split, too; a reduce-scatter and an all-gather send the same number of bytes,
+    with an algorithm of `collectives`. tree: the same in blocks through windows, along a tree over nodes (a node is the
+    hosts of one leaf switch). overlapped_ring, overlapped_tree: blocks along a ring or tree, overlapped with the matrix
+    products block by block.
     """
     routing_skew: Annotated[float, number(0, 10, 0.5)] = 0.0
-    """Imbalance of expert routing: standard deviation of the tokens per rank of experts, as a share of the mean, drawn
-    for each layer and microbatch with the scenario's seed. Experts with more tokens compute longer.
+    """Imbalance of expert routing: standard deviation of the tokens per expert rank, as a share of the mean, drawn for
+    each layer and microbatch with the scenario's seed. Experts with more tokens compute longer.
     """
     placement: Annotated[str | tuple[str, ...], _ORDER] = "production"
     """Order of the dimensions, outermost first: the outermost crosses buildings. A name from data/placements.yaml, or a
@@ -198,8 +199,8 @@ class ParallelismSpec(StrictModel):
 
     collectives: Annotated[Mapping[str, str], _COLLECTIVES] = {}
     """Algorithms of the collectives of each dimension, such as {data_parallel_shard: far_first, tensor_parallel: ring}.
-    Defaults: `algorithms` for replicas; direct for experts, or late_counts with routing_skew (padded: every rank is
-    sent as much as the busiest one); ring for all others.
+    Defaults: `algorithms` for replicas; direct for experts, or late_counts with routing_skew (padded: every rank
+    receives as many tokens as the busiest one); ring for all others.
     """
     hierarchy: Annotated[str, choice("a tier", HIERARCHIES)] = BUILDINGS
     """Which ranks hierarchical algorithms and auto consider near: those of a building, or those on one leaf switch,
@@ -215,7 +216,8 @@ class ParallelismSpec(StrictModel):
     stragglers: tuple[StragglerSpec, ...] = ()
     """Ranks that compute slowly."""
     faults: FaultsSpec | None = None
-    """What happens when a replica is lost; default: the run ends. With it each variant is one job over all its steps.
+    """Fault tolerance: the reaction to the loss of a replica; default: the run ends. With this key, each variant is one
+    job over all its steps.
     """
 
     def checks(self) -> Iterator[Finding]:
@@ -274,8 +276,8 @@ class ScheduleSpec(StrictModel):
     chunks: Count = 1
     """Stages per rank, for Interleaved1F1B and LoopedBFS; for optimal: 2 to search with two stages only."""
     layers_per_stage: Annotated[str | tuple[int, ...], _SHARES] = EVEN
-    """Number of the model's blocks in each stage: even (some have one more if they do not divide); by_speed (each next
-    block goes to the stage that would finish it first); or a list.
+    """Number of the model's blocks in each stage: even (some stages have one more if the number is not divisible);
+    by_speed (each next block goes to the stage that would finish it first); or a list.
     """
     microbatches_per_replica: Annotated[str | tuple[int, ...], _SHARES] = EVEN
     """Number of microbatches for each replica: even (`microbatches` each); by_speed (each next one goes to the replica
@@ -294,13 +296,15 @@ class ScheduleSpec(StrictModel):
     when its computation is next, and only then is the message sent, as with NCCL.
     """
     prefetch: CountOrZero = 1
-    """Number of layers ahead that sharded parameters are gathered."""
+    """Number of layers by which sharded parameters are gathered ahead."""
     prefetch_first: Flag = False
-    """In backward, send the next layer's parameters before a layer's gradients, as FSDP2 does; default: after them."""
+    """In the backward pass, send the next layer's parameters before a layer's gradients, as FSDP2 does; default: after
+    them.
+    """
 
     wan_send_tokens: Flag = False
-    """Replicas of a pipeline send to another building one at a time, when they hold a token, each with the whole link,
-    instead of all at once (Atlas, arXiv:2411.14458).
+    """Replicas of a pipeline take turns in sending to another building, instead of sending all at once. The replica
+    with the token uses the whole link (Atlas, arXiv:2411.14458).
     """
 
     def checks(self) -> Iterator[Finding]:
@@ -316,18 +320,20 @@ class ScheduleSpec(StrictModel):
 
 
 class StageSpec(StrictModel):
-    """Times and sizes of a pipeline stage per microbatch, in place of a model. Stages of one rank divide them."""
+    """Times and sizes of a pipeline stage per microbatch, in place of a model. Several stages of one rank share these
+    values.
+    """
 
     forward_s: Duration
-    """Time of forward."""
+    """Time of the forward pass."""
     backward_input_s: Duration
-    """Time of the input's gradient in backward."""
+    """Time of the input's gradient in the backward pass."""
     backward_weight_s: Duration
-    """Time of the weights' gradient in backward."""
+    """Time of the weights' gradient in the backward pass."""
     activation_bytes: Size
-    """Size of the output, and of the input's gradient: what is sent to the next rank."""
+    """Size of the output and of the input's gradient, which are sent to the next and the previous rank."""
     gradient_bytes: Size = Field(default=1, alias="gradients")
-    """Size of the weights' gradients, where there are replicas."""
+    """Size of the weights' gradients, which replicas reduce."""
 
 
 AS_RECORDED = "as_recorded"

@@ -26,21 +26,21 @@ class FaultsSpec(StrictModel):
     meanwhile.
     """
     checkpoint_from: Annotated[str | None, choice("a location", (PEER, STORAGE))] = None
-    """Where a rejoining replica gets its state. peer: 16 bytes per parameter over the network, from a live replica.
-    storage: outside this network, taking no time. Default: peer with ftar; storage with restart, whose `restart`
-    includes the time.
+    """Where a rejoining replica gets its state. peer: from a live replica, with 16 bytes per parameter over the
+    network. storage: from outside this network, in no time. Default: peer with ftar; storage with restart, where
+    `restart` includes the time.
     """
     detect_s: Duration = 1.0
     """Silence after which a rank is considered lost."""
     heartbeat_s: Duration = 0.1
     """Interval of a rank's heartbeats."""
     restart_s: Duration = 600.0
-    """Time from a failure until all ranks restart; with ftar this applies if no replica is left."""
+    """Time from a failure until all ranks restart; with ftar it applies if no replica is left."""
     checkpoint_every: Count = 100
     """Steps between checkpoints; the first is taken before the first step."""
     checkpoint_to: Annotated[str, choice("a location", (PEER, STORAGE))] = STORAGE
-    """Where checkpoints are written. storage: outside this network, taking no time. peer: 16 bytes per parameter from
-    each rank to its counterpart in the next replica, for example in another building, in the background while steps
+    """Where checkpoints are written. storage: outside this network, in no time. peer: each rank sends 16 bytes per
+    parameter to its counterpart in the next replica, for example in another building, in the background while steps
     continue.
     """
     chunk_bytes: Size = 8_000_000
@@ -51,7 +51,7 @@ class FaultsSpec(StrictModel):
     """DSCP of the state sent to a rejoining replica, and of checkpoints."""
 
     def checks(self) -> Iterator[Finding]:
-        """Check that heartbeats are frequent enough, and that a peer can have the state."""
+        """Check that heartbeats are frequent enough, and that a live peer can provide the state."""
         least_s = round(MISSED_HEARTBEATS * self.heartbeat_s, 9)
         if self.detect_s < least_s:
             expected = f"at least {format_duration(least_s)}, {MISSED_HEARTBEATS} times `heartbeat`"
@@ -79,7 +79,7 @@ _BITS = ValueFormat(_parse_bits, {"enum": list(BITS)})
 
 
 class LocalSgdSpec(StrictModel):
-    """Local SGD, DiLoCo (arXiv:2311.08105) and Streaming DiLoCo (arXiv:2501.18512), by their bytes and steps.
+    """Bytes and steps of local SGD, DiLoCo (arXiv:2311.08105) and Streaming DiLoCo (arXiv:2501.18512).
 
     Replicas train independently. Their weight changes are averaged from time to time, for an outer optimizer on every
     rank. The outer optimizer takes no time, and is the same on all ranks.
@@ -94,8 +94,8 @@ class LocalSgdSpec(StrictModel):
     it.
     """
     bits: Annotated[int, _BITS] = 32
-    """Bits per exchanged number. 32 and 16 are all-reduced. 8 and 4 cannot be summed in transit: each replica gathers
-    those of all others.
+    """Bits per exchanged number. Numbers of 32 and 16 bits are all-reduced. Those of 8 and 4 bits cannot be summed in
+    transit: each replica gathers those of all others.
     """
 
     def checks(self) -> Iterator[Finding]:

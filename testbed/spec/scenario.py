@@ -70,11 +70,11 @@ class ScaleSpec(StrictModel):
 
     size_scale: Factor = "auto"
     """Divides rates and message sizes; times are unchanged. A number, or auto: the smallest value at which this host
-    can carry the traffic.
+    can process the traffic.
     """
     time_dilation: Factor = 1.0
     """Divides rates and multiplies every duration; measured times are divided by it. A number, or auto: the smallest
-    value at which this host can carry the traffic with the given `size_scale`. auto is 1 if `size_scale` is auto too,
+    value at which this host can process the traffic with the given `size_scale`. auto is 1 if `size_scale` is auto too,
     or if the clock is virtual.
     """
 
@@ -306,7 +306,7 @@ class Scenario(StrictModel):
 
     @property
     def variant_names(self) -> tuple[str, ...]:
-        """Names of what is compared: the variants, or the algorithms."""
+        """Names of the variants, or of the algorithms if there are no variants."""
         return tuple(self.variants if self.variants is not None else self.named_algorithms)
 
     @property

@@ -47,10 +47,10 @@ class ExploreSpec(StrictModel):
 
     space: Annotated[Mapping[str, tuple[Any, ...]], _SPACE] = {}
     """Values to search: `--set` paths, each with a list of values. All combinations are considered; infeasible ones are
-    left out and counted. Default: all choices there are, with common values (docs/how-to/explore.md).
+    left out and counted. Default: all choices that the scenario allows, with common values (docs/how-to/explore.md).
     """
     whole: Flag = False
-    """Also search what `space` does not name, over common values."""
+    """Also search keys that `space` does not list, over common values."""
     memory_bytes: SizeOrNone = None
     """Memory of an accelerator, in which weights, gradients, optimizer state and activations must fit. Default: the
     accelerator's; without an accelerator memory is not checked.
@@ -60,12 +60,13 @@ class ExploreSpec(StrictModel):
     confirm: Count = 3
     """Number of best configurations to run on the emulated network."""
     candidates: Count = 8
-    """Number of best predictions from which those are chosen on the emulated network, by successive halving: all run
-    one trial, the faster half three, and so on. Predictions more than 20 % slower than the best are left out.
+    """Number of best predictions to compare on the emulated network, by successive halving: all run one trial, the
+    faster half three, and so on. The best `confirm` of them remain. Predictions more than 20 % slower than the best are
+    left out.
     """
     baselines: tuple[Annotated[str, choice("a baseline", BASELINES)], ...] = DEFAULT_BASELINES
-    """Baselines to compare the best with, from data/baselines.yaml; with `trace` or `chakra`: the job as given.
-    Planners for mixed accelerators (amp, metis, hetccl) must be listed explicitly.
+    """Baselines to compare the best configurations with, from data/baselines.yaml; with `trace` or `chakra`: the job as
+    given. Planners for mixed accelerators (amp, metis, hetccl) must be listed explicitly.
     """
 
     def checks(self) -> Iterator[Finding]:
@@ -85,7 +86,7 @@ class ExploreSpec(StrictModel):
             yield Finding((), "a search with workload.outer or training_steps", "a single training step")
 
     def _recorded_findings(self) -> Iterator[Finding]:
-        """Check that the search leaves alone what a recorded trace determines."""
+        """Check that the search does not change keys that a recorded trace determines."""
         for path in self.space:
             if path.split(".")[0] == "workload" and not f"{path}.".startswith(_OF_RECORDED):
                 expected = f"with trace or chakra one of {', '.join(name[:-1] for name in _OF_RECORDED)}"

@@ -114,7 +114,7 @@ class GenerationSpec(StrictModel):
 class RetrySpec(StrictModel):
     """Retries of unanswered batches: a batch is sent to another card or node, and the first answer counts.
 
-    A card or node that owes an answer for that long is avoided until it answers.
+    A card or node that has owed an answer for `after` gets no new batches until it answers.
     """
 
     after_s: Timeout
@@ -135,7 +135,7 @@ class InferenceSpec(StrictModel):
     requests: Count = 2000
     """Number of requests in a step."""
     not_counted: CountOrZero = 0
-    """Number of first requests to exclude from results, since they find empty queues."""
+    """Number of requests at the start to exclude from results, because they find empty queues."""
     burst: Count = 8
     """Requests per burst."""
     trace: str | None = None
@@ -149,12 +149,12 @@ class InferenceSpec(StrictModel):
     generation: GenerationSpec | None = None
     """A language model to serve; either this or `recommendation`."""
     partition: Annotated[str, choice("a partition", PARTITIONS)] = REPLICATE
-    """replicate: each card holds the whole model, batches take turns. sparse_sharded: tables are spread over a node's
-    cards, which take turns with the dense part of a batch. pipeline: each card holds a part of the tables and layers,
-    and batches pass through all.
+    """replicate: each card holds the whole model and serves whole batches. sparse_sharded: tables are spread over a
+    node's cards, which take turns with the dense part of a batch. pipeline: each card holds a part of the tables and
+    layers, and batches pass through all.
     """
     gather: Annotated[str, choice("a mode", GATHERS)] = PEER_TO_PEER
-    """How cards send to other cards: peer_to_peer (directly), or by the host, over its link twice."""
+    """How cards send to other cards. peer_to_peer: directly. host: through the host, over its link twice."""
     partial_tensors: Flag = True
     """Send only the used part of an index tensor, with its lengths, rather than its whole capacity."""
     precision: Annotated[str, choice("a precision", tuple(PRECISIONS))] = "bf16"
@@ -162,7 +162,7 @@ class InferenceSpec(StrictModel):
     batching: BatchingSpec = BatchingSpec()
     """How requests are batched."""
     accelerator: Annotated[str, ACCELERATOR] = CARD
-    """Type of card: gives peak, memory, bandwidth and power."""
+    """Type of card. It determines peak, memory, bandwidth and power."""
     card_memory_bytes: SizeOrNone = None
     """Memory of a card; default: the accelerator's."""
     peak_flops: FlopRateOrNone = None
@@ -176,11 +176,11 @@ class InferenceSpec(StrictModel):
     dispatch: Annotated[str, choice("a dispatch policy", DISPATCHES)] = TURNS
     """Which server gets a batch: a card that holds the whole model, or else a node. turns: round robin. random: a
     random one. least_outstanding: the one that owes the fewest answers, as known where requests arrive. two_choices:
-    the better of two random ones. All but `turns` decide when the batch is sent.
+    the better of two random ones. All but `turns` choose at the moment the batch is sent.
     """
     retry: RetrySpec | None = None
-    """Retries of unanswered batches; default: wait for the answer. With it, every `dispatch` decides when a batch is
-    sent.
+    """Retries of unanswered batches; default: wait for the answer. With retries, every `dispatch` chooses at the moment
+    a batch is sent.
     """
     objective_s: Timeout = Field(default=0.01, alias="slo")
     """Service level objective: the time within which `slo_share` of requests are answered."""

@@ -1,4 +1,4 @@
-"""What a run records beside its samples, as a scenario states it: readings of links and sockets, captures, dumps."""
+"""Telemetry settings of a scenario: readings of links and sockets, captures and dumps, in addition to samples."""
 
 from __future__ import annotations
 
@@ -45,6 +45,6 @@ class TelemetrySpec(StrictModel):
     """
     stalled_after_s: Timeout = 10.0
     """When to diagnose a stall: once consecutive steps of at least five times their variant's median have together
-    taken this much longer than usual. The ranks' operations are then dumped and diagnosed while the run goes on. A
-    certain diagnosis is printed at once, an uncertain one after half this time again.
+    taken this much longer than usual. The ranks' operations are then dumped and diagnosed while the run continues. A
+    certain diagnosis is printed at once, an uncertain one after another half of this time.
     """

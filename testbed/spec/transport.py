@@ -30,11 +30,11 @@ POOLED, LAZY = REGISTRATION_MODES = ("pooled", "lazy")
 
 
 class RegistrationSpec(StrictModel):
-    """Cost of registering arrays with the network card, for protocols that send from and receive into them directly."""
+    """Cost of registering arrays with the NIC, for protocols that send from and receive into them directly."""
 
     mode: Annotated[str, choice("a mode", REGISTRATION_MODES)] = POOLED
-    """pooled: all memory is registered before the job begins. lazy: each array when it is first used, while its
-    operation waits.
+    """pooled: all memory is registered before the job begins. lazy: each array is registered when it is first used,
+    while its operation waits.
     """
     least_s: Duration = 0.1e-3
     """Shortest time for most arrays; uniformly drawn with the scenario's seed, up to `most`."""
@@ -54,10 +54,10 @@ class RegistrationSpec(StrictModel):
 class SoftwareCostSpec(StrictModel):
     """Cost of messages in the software of a real host, paid at both ends under the virtual clock only.
 
-    Under the virtual clock computing takes no time of its own; under the real clock the ranks' own software takes real
-    time. The defaults: half of the 9.6 us that NCCL's tuning model gives for one hop of a ring over a network with its
-    Simple protocol (NVIDIA/nccl, src/graph/tuning.cc, `hwLat`), and one copy at 450 GB/s (NVLink of an H100). All other
-    costs default to nothing; `preset` has figures for them.
+    Under the virtual clock, software takes no time by itself; on the real clock, the ranks' own software takes real
+    time. The defaults are half of the 9.6 us that NCCL's tuning model gives for one hop of a ring over a network with
+    its Simple protocol (NVIDIA/nccl, src/graph/tuning.cc, `hwLat`), and one copy at 450 GB/s (NVLink of an H100). All
+    other costs are zero by default; `preset` has figures for them.
     """
 
     per_message_s: Duration = 4.8e-6
@@ -116,27 +116,27 @@ class DatagramSpec(StrictModel):
     """Options of `kind: datagram`."""
 
     recovery: Annotated[str, choice("a recovery", RECOVERIES)] = "selective_repeat"
-    """go_back_n: resend everything from a lost packet on. selective_repeat: resend what is lost, three round trips
-    after it was sent. nack: resend what is lost, as soon as something sent later arrives. erasure: add parity to each
-    group of packets, which repairs any `parity` losses. xor: parity repairs one loss in each of `parity` classes.
-    Losses beyond repair are resent.
+    """go_back_n: retransmit everything from a lost packet on. selective_repeat: retransmit a lost packet three round
+    trips after it was sent. nack: retransmit a lost packet as soon as a later one arrives. erasure: add parity to each
+    group of packets, which repairs any `parity` losses. xor: parity repairs one loss in each of `parity` classes. With
+    both, packets that parity cannot repair are retransmitted.
     """
     erasure: ErasureSpec = ErasureSpec()
     """Packet groups of recoveries erasure and xor."""
     control: Annotated[str, choice("a control", CONTROLS)] = "window"
-    """How much a sender may have in flight. window: a fixed number of bytes, see `window`. credits: what the receiver
-    grants, for all senders together at the rate of its card. aimd: TCP Reno's window. dcqcn: a rate controlled by ECN
-    marks. swift: a window controlled by delay. none: as much as the card takes.
+    """Limit of a sender's data in flight. window: a fixed number of bytes, see `window`. credits: packets that the
+    receiver grants, to all senders together at the rate of its NIC. aimd: TCP Reno's window. dcqcn: a rate controlled
+    by ECN marks. swift: a window controlled by delay. none: as much as the NIC accepts.
     """
     window: Window = BDP
-    """Window of control `window`. bdp: 1.25 times the product of rate and round trip of the idle path."""
+    """Window of control `window`. bdp: 1.25 times the bandwidth-delay product of the idle path."""
     spray: Annotated[str, choice("a spray", SPRAYS)] = "none"
-    """packet: packets take turns over `paths` source ports, preferring those with fewer losses and marks."""
+    """packet: packets use `paths` source ports in turn, avoiding those with losses and marks."""
     paths: Annotated[int, integer(2, 64)] = 4
     """Number of source ports to spray over."""
 
     def checks(self) -> Iterator[Finding]:
-        """Check that a receiver that needs packets in order is not sprayed."""
+        """Check that packets are not sprayed to a receiver that needs them in order."""
         if self.recovery == GO_BACK_N and self.spray == PACKET:
             yield Finding(
                 ("spray",),
@@ -190,7 +190,7 @@ class StripeSpec(StrictModel):
     connections: Annotated[int, integer(1, 255)] = 4
     """Connections per pair of ranks."""
     segment_bytes: Size = 512 * 1024
-    """Maximum size of a segment: what a connection gets in its turn."""
+    """Maximum size of a segment, the unit that each connection gets in turn."""
     outstanding: Annotated[int, integer(1, 65_536)] = 128
     """Segments per connection that may await acknowledgement."""
     together: Annotated[int | None, integer(1, 65_536)] = None
@@ -198,8 +198,8 @@ class StripeSpec(StrictModel):
     peers in turn. Default: only each connection's `outstanding` limits them.
     """
     mode: Annotated[str, choice("a mode", STRIPE_MODES)] = "dqplb"
-    """dqplb: segments are numbered, and messages complete in order. spray: they are not, and the end of each message is
-    announced separately.
+    """dqplb: segments are numbered, and messages complete in order. spray: segments have no numbers, and the end of
+    each message is announced separately.
     """
 
 
@@ -250,8 +250,8 @@ class SocketsSpec(StrictModel):
     between buildings, so that all finish together with the busiest link.
     """
     buffers: Annotated[int | str | None, _BUFFERS] = None
-    """Largest window; send and receive buffer are twice as large. bdp: twice the product of rate and round trip of the
-    idle path. Default: the kernel sizes the buffers, up to the topology's largest product.
+    """Largest window; send and receive buffers are twice as large. bdp: twice the bandwidth-delay product of the idle
+    path. Default: the kernel sizes the buffers, up to twice the topology's largest bandwidth-delay product.
     """
 
     def checks(self) -> Iterator[Finding]:
@@ -264,21 +264,21 @@ class RdmaSpec(StrictModel):
     """Reliable connections of transport rdma. Their number is set in `stripes`."""
 
     ack_timeout_s: Timeout = 0.067
-    """Time after which a card resends unacknowledged packets; after 8 timeouts without a response the peer is lost.
-    Cards support powers of two of 4.096 us: 67 ms is the 14th, NCCL's default is the 20th (4.3 s).
+    """Time after which a NIC retransmits unacknowledged packets; after 8 timeouts without a response the peer is lost.
+    NICs support 4.096 us times a power of two: 67 ms is the 14th power, NCCL's default is the 20th (4.3 s).
     """
     window_packets: Annotated[int, integer(1, 1 << 23)] = Field(default=1 << 22, alias="window")
-    """Packets of 4096 bytes that a queue pair may have in flight; applies to all cards under one clock."""
+    """Packets of 4096 bytes that a queue pair may have in flight. All NICs under one clock have the same value."""
 
 
 class TransportSpec(StrictModel):
     """How ranks exchange messages."""
 
     kind: Annotated[str, value_types.registered_name("transports")] = "tcp"
-    """tcp: one connection per pair of ranks. striped: several, see `stripes`. mptcp: one, which the kernel spreads over
-    its `subflows`. rdma: like striped, over reliable RDMA connections, see docs/reference/rdma.md. datagram: UDP with
-    loss recovery and congestion control in the ranks, see `datagram`. Or your own, see
-    docs/how-to/plugins/transports.md.
+    """tcp: one connection per pair of ranks. striped: several connections, see `stripes`. mptcp: one connection, which
+    the kernel spreads over its `subflows`. rdma: like striped, over reliable RDMA connections, see
+    docs/reference/rdma.md. datagram: UDP with loss recovery and congestion control in the ranks, see `datagram`. Or
+    your own, see docs/how-to/plugins/transports.md.
     """
     options: Annotated[Mapping[str, Any] | None, value_types.OPTIONS] = None
     """Options of your own transport."""
@@ -289,13 +289,14 @@ class TransportSpec(StrictModel):
     staging: StagingSpec = StagingSpec()
     """Slots of protocol staged."""
     bootstrap: Annotated[str, value_types.registered_name("bootstraps")] = "static"
-    """How ranks connect. static: ranks know all addresses. star: all send theirs to rank 0, which sends the list to
-    all; every pair connects. ring_hybrid: addresses are passed around a ring; connections are made on first use.
+    """How ranks connect. static: ranks know all addresses. star: all ranks send their addresses to rank 0, which sends
+    the list to all; every pair connects. ring_hybrid: addresses are passed around a ring; connections are made on first
+    use.
     """
     stripes: StripesSpec = StripesSpec()
-    """Connections of transport striped, queue pairs of transport rdma."""
+    """Connections of transport striped, or queue pairs of transport rdma."""
     rdma: RdmaSpec = RdmaSpec()
-    """Cards of transport rdma."""
+    """NIC settings of transport rdma."""
     subflows: Annotated[int, integer(1, MAX_SUBFLOWS)] = 4
     """mptcp: TCP subflows per connection; each has its own path."""
     datagram: DatagramSpec = DatagramSpec()

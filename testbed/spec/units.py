@@ -74,7 +74,9 @@ def _parse(value: object, units: Mapping[str, Decimal], expected: str) -> Decima
 
 
 def _parse_number(value: object, units: Mapping[str, Decimal], expected: str, least: str) -> float:
-    """Return a quantity in SI units. `least`: what is expected instead of one that is negative, or 0 if above 0."""
+    """Return a quantity in SI units. `least`: the expectation for errors about negative values, and about 0 if it ends
+    in "above 0".
+    """
     number = float(_parse(value, units, expected))
     if number < 0 or (number == 0 and least.endswith("above 0")):
         raise ValueError(least)

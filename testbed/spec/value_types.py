@@ -127,7 +127,7 @@ def word_or_list(
         words: the words.
         items: JSON schema of the list's items.
         fits: whether a list is valid.
-        example: what the list is, for errors.
+        example: a description of the list, for errors.
         limits: further keys of the list's JSON schema.
     """
 

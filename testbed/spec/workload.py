@@ -56,7 +56,7 @@ WORKLOAD_KEYS = {
     DATA_PARALLEL: ("model",),
     COLLECTIVES: ("collectives", "exchange"),
 }
-"""Workloads that have keys of their own. A file describes the first one that has one of its keys set."""
+"""Workloads with their own keys. A file describes the first workload for which it sets a key."""
 
 PLAN_KEYS = (
     *("model", "parallelism", "schedule", "stage", "outer", "training_steps"),
@@ -78,13 +78,13 @@ class CollectiveSpec(StrictModel):
     size_bytes: Size
     """Size of a rank's larger array: the output of a gather, the input of a scatter or exchange."""
     algorithm: Annotated[str, pattern(_ALGORITHM, "the name of an algorithm, such as auto or ring")] = "auto"
-    """An algorithm, as `testbed bench` takes it; auto: chosen by size and buildings."""
+    """An algorithm, under the same names as in `testbed bench`; auto: chosen by size and buildings."""
     dscp: Dscp = 0
     """DSCP of its packets."""
 
 
 class ExchangeSpec(StrictModel):
-    """Small messages of a two-stage pipeline, there and back, between the first and the last building."""
+    """Small messages of a two-stage pipeline, in both directions, between the first and the last building."""
 
     messages: Count
     """Number of microbatches, one after the other."""
@@ -125,17 +125,17 @@ class WorkloadSpec(StrictModel):
     their recorded order.
     """
     mapping: Annotated[str | tuple[int, ...] | None, MAPPING] = None
-    """With `trace` or `chakra`: which rank of the scenario plays each rank of the trace, in the order of `placement`:
+    """With `trace` or `chakra`: which rank of the scenario replays each rank of the trace, in the order of `placement`:
     consecutive (the default), scattered, topology_aware, by_distance, or a list, as in `parallelism.mapping`.
     """
     algorithms: Annotated[Mapping[str, str] | None, KIND_ALGORITHMS] = None
     """With `trace` or `chakra`: algorithms by kind of communication, such as {shard: hierarchical}, for collectives
-    that have an algorithm of that name. Otherwise the trace's own; failing that, the scenario's `algorithms` for
-    all-reduces and auto for the others.
+    that have an algorithm of that name. Other collectives use the trace's own algorithm. If it has none, all-reduces
+    use the scenario's `algorithms`, and the others use auto.
     """
     inference: InferenceSpec | None = None
-    """Requests that nodes of accelerator cards serve, in place of training; needs buildings with `nodes`. A step is all
-    requests.
+    """Requests that nodes of accelerator cards serve, in place of training; needs buildings with `nodes`. One step has
+    all requests.
     """
     options: Annotated[Mapping[str, Any] | None, OPTIONS] = None
     """Keyword arguments for the function of `plan`."""
@@ -146,12 +146,11 @@ class WorkloadSpec(StrictModel):
     stage: StageSpec | None = None
     """Times and sizes of a pipeline stage, in place of a model, with `parallelism`."""
     outer: LocalSgdSpec | None = None
-    """Local SGD: replicas of `parallelism` exchange weight changes once in several steps, in place of gradients in
-    every step.
+    """Local SGD: replicas of `parallelism` exchange weight changes every few steps, instead of gradients in every step.
     """
     training_steps: CountOrNone = None
     """Training steps per step of the scenario, with `parallelism`; default: with `outer` the steps from one exchange to
-    the next, otherwise 1. All variants have the same number, so that their times compare.
+    the next, otherwise 1. All variants must have the same number, so that their times can be compared.
     """
     collectives: tuple[CollectiveSpec, ...] | None = None
     """Collectives to run in place of training a model."""
@@ -174,13 +173,14 @@ class WorkloadSpec(StrictModel):
     attention_scores: Annotated[str, choice("a count", ATTENTION_SCORES)] = "left_out"
     """Operations for attention scores in addition to 6 per parameter and token. full: 12 L s d per token for L layers
     of width d and sequences of s (PaLM, arXiv:2204.02311, appendix B). causal: half of that, as in kernels that skip
-    masked scores. recomputed: 14 L s d, which PyTorch and `testbed capture` count, as backward recomputes the scores.
-    left_out: none.
+    masked scores. recomputed: 14 L s d, which PyTorch and `testbed capture` count, because the backward pass recomputes
+    the scores. left_out: none.
     """
     local_batch_size: Count = 1
     """Sequences per rank and step."""
     accelerator: Annotated[str | None, ACCELERATOR] = None
-    """Accelerator of each rank: gives the peak of its data sheet and the utilisation that training reaches."""
+    """Accelerator of each rank. It determines the peak, from its data sheet, and the utilisation that training reaches.
+    """
     compute_dtype: Annotated[str, choice("a type", COMPUTE_DTYPES)] = "bf16"
     """Data type of the accelerator's matrix products."""
     peak_flops: FlopRateOrNone = None
