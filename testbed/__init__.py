@@ -41,7 +41,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import the API on first use: ranks and guests do not need it, and start faster without it."""
+    """Import the API on first use, since ranks and guests do not need it and start faster without it."""
     if name not in __all__:
         raise AttributeError(f"module 'testbed' has no attribute {name!r}")
     from testbed import api  # noqa: PLC0415

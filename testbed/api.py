@@ -38,15 +38,15 @@ def load(source: Source, set: Mapping[str, Any] | None = None) -> Scenario:
     """Read and check a scenario.
 
     Args:
-        source: A scenario file, the name of a bundled one, or a mapping with its content, in which file names are
-            relative to the current folder.
-        set: Values to change, by `--set` path: `{"topology.wan.0.delay": "10 ms", "trials": 3}`.
+        source: A scenario file, the name of a bundled one, or a mapping with the content of a file, in which file names
+            are relative to the current folder.
+        set: Values to change, by `--set` path, such as `{"topology.wan.0.delay": "10 ms", "trials": 3}`.
 
     Returns:
         The scenario, with every default filled in; `.to_yaml()` shows it.
 
     Raises:
-        ConfigError: Lists every problem: file, line, field, value, and what was expected.
+        ConfigError: If the scenario is invalid; lists every problem with file, line, field, value and expectation.
 
     Example:
         >>> scenario = testbed.load("scenarios/quickstart.yaml", set={"algorithms": ["ring"]})
@@ -61,8 +61,8 @@ def predict(scenario: Scenario | Source, clock: str = "virtual", packets: int = 
     Args:
         scenario: From `load`, or what `load` takes.
         clock: Clock whose calibration is used: "virtual" or "real".
-        packets: Maximum number of packets to simulate individually, about 10 us each: those of a step, the steps
-            before it and, on lossy links, all loss draws. Steps with more are simulated as fluid flows.
+        packets: Maximum number of packets to simulate individually, about 10 us each: those of a step, of the steps
+            before it and, on lossy links, of all loss draws. Steps with more are simulated as fluid flows.
 
     Returns:
         A dict of `Prediction`, by name of the variant, or of the algorithm if there are no variants.
@@ -89,10 +89,10 @@ def run(
 
     Args:
         scenario: From `load`, or what `load` takes.
-        clock: "virtual": exact, and without root, which notebooks seldom have. "real": this machine's, as root; the
-            default of the command `testbed run`, since it needs no kernel build.
+        clock: "virtual" is exact and does not need root, which notebooks seldom have. "real" is this machine's clock
+            and needs root; it is the default of the command `testbed run`, since it needs no kernel build.
         jobs: Virtual clock: guests to run at once; None: one per core, as memory allows.
-        memory: Memory limit of each guest, such as "9 GiB"; None: what the job is expected to need.
+        memory: Memory limit of each guest, such as "9 GiB"; None: the expected need of the job.
         output: The folder to create; None: `runs/NAME-DATE-TIME`.
         progress: Called with a line of text on progress.
 
@@ -100,9 +100,9 @@ def run(
         The results, with a verdict for each variant. Check `.status` before you use them.
 
     Raises:
-        ConfigError: The scenario is invalid, or cannot be run here.
-        RunExists: `output` exists already (a FileExistsError).
-        RunError, FabricError, VirtualClockError: The run failed; nothing is left behind.
+        ConfigError: If the scenario is invalid, or cannot be run here.
+        RunExists: If `output` already exists (a FileExistsError).
+        RunError, FabricError, VirtualClockError: If the run fails; nothing is left behind.
 
     Example:
         >>> result = testbed.run("scenarios/quickstart.yaml")
@@ -123,11 +123,12 @@ def explore(scenario: Scenario | Source, progress: Callable[[str], None] | None 
         progress: Called with a line of text on progress.
 
     Returns:
-        `.fitting`: feasible configurations, the fastest first; `.baselines`: common practice, for comparison.
+        The exploration: `.fitting` has feasible configurations, fastest first, and `.baselines` common practice, for
+            comparison.
 
     Raises:
-        ConfigError: The scenario is invalid, or has no `explore`.
-        NothingFits: No configuration is feasible; says why.
+        ConfigError: If the scenario is invalid, or has no `explore`.
+        NothingFits: If no configuration is feasible; the message says why.
 
     Example:
         >>> found = testbed.explore("explore/dense-70b-campus")
@@ -157,12 +158,12 @@ def sweep(
 
     Args:
         scenario: From `load`, or what `load` takes.
-        axes: By path, a range as `testbed sweep` takes it, or a list of values.
-        clock: Clock for measuring points. "model": only predict them, or with `confirm` use the virtual clock.
+        axes: By path, a range as accepted by `testbed sweep`, or a list of values.
+        clock: Clock for measuring points. "model" only predicts them, or uses the virtual clock with `confirm`.
         confirm: Number of points to measure; None: all, unless `clock` is "model".
         jobs: Virtual clock: guests to run at once; None: one per core, as memory allows.
-        output: The folder; an existing one with the same sweep is resumed. None: `runs/NAME-swept-DATE-TIME`.
-        engine: Where the work runs: "processes" of this machine, or "dask", with local workers or those of `scheduler`.
+        output: The folder; an existing one with the same sweep is resumed. None means `runs/NAME-swept-DATE-TIME`.
+        engine: Executor of the work: "processes" on this machine, or "dask" with local workers or those of `scheduler`.
         scheduler: Address of a running Dask cluster.
         progress: Called with a line of text on progress.
 
@@ -170,9 +171,9 @@ def sweep(
         Every point, predicted and measured; `.frame()` has a row per point and variant.
 
     Raises:
-        ConfigError: A range or the scenario is invalid, or the folder holds something else.
-        ExecutorError: Dask is not installed, or a worker differs from this machine.
-        RunError, FabricError, VirtualClockError: A run failed; finished points are kept.
+        ConfigError: If a range or the scenario is invalid, or the folder has other content.
+        ExecutorError: If Dask is not installed, or a worker differs from this machine.
+        RunError, FabricError, VirtualClockError: If a run fails; finished points are kept.
 
     Example:
         >>> found = testbed.sweep("quickstart", {"topology.wan.0.delay": "1ms..80ms:log:8", "policy": ["ecmp", "te"]})
@@ -200,14 +201,14 @@ def sweep(
 
 
 class RunningNetwork:
-    """A running network. `fabric.net` is Mininet's own object."""
+    """A running network; `fabric.net` is Mininet's own object."""
 
     def __init__(self, fabric: Fabric) -> None:
         self.fabric = fabric
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """Names of the hosts, in the order of the topology."""
+        """The names of the hosts, in the order of the topology."""
         return tuple(host.name for host in self.fabric.topology.hosts)
 
     def exec(self, host: str, *command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
@@ -216,11 +217,11 @@ class RunningNetwork:
         Args:
             host: Name of the host, such as "east1". Hosts can resolve each other's names.
             command: The program and its arguments.
-            check: Raise CalledProcessError if the exit status is not 0.
+            check: Whether to raise CalledProcessError if the exit status is not 0.
 
         Raises:
-            UnknownHost: There is no such host (a ValueError).
-            ProgramNotFound: There is no such program.
+            UnknownHost: If there is no such host (a ValueError).
+            ProgramNotFound: If there is no such program.
         """
         inside = command_in_host(self.fabric.state, host, command)
         return subprocess.run(inside, capture_output=True, text=True, check=check)
@@ -234,17 +235,17 @@ def up(
     size_scale: float | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Iterator[RunningNetwork]:
-    """Build a network on this machine, as root, and remove it when the block ends, however it ends.
+    """Build a network on this machine, as root, and remove it when the block ends, even after an error.
 
     Args:
         topology: A topology file, the name of a bundled one, or a mapping with its content.
         policy: Name of the transport policy.
-        size_scale: Divides all rates; None: the smallest value at which this machine can carry the traffic.
+        size_scale: Factor that divides all rates; None: the smallest value at which this machine can carry the traffic.
         progress: Called with a line of text on progress.
 
     Raises:
-        ConfigError: The topology is invalid, or too large for this machine.
-        FabricError: The network could not be built; nothing is left behind.
+        ConfigError: If the topology is invalid, or too large for this machine.
+        FabricError: If the network cannot be built; nothing is left behind.
 
     Example:
         >>> with testbed.up("two-buildings") as network:

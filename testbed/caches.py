@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class SizedCache(Generic[T]):
-    """An LRU cache whose values have a total size of at most `capacity`; the newest one always stays."""
+    """An LRU cache whose values have a total size of at most `capacity`; the newest value always stays."""
 
     def __init__(self, capacity: float, size: Callable[[T], float]) -> None:
         self._capacity, self._size, self._total = capacity, size, 0.0
@@ -33,19 +33,19 @@ class SizedCache(Generic[T]):
 class IdentityCache(Generic[T]):
     """An LRU cache keyed by the identity of immutable objects, which avoids hashing and comparing them.
 
-    `capacity`: the number of values it holds.
+    `capacity` is the maximum number of values.
     """
 
     def __init__(self, capacity: int) -> None:
-        # holds the objects, so that their ids are not reused
+        # keeps the objects, so that their ids are not reused
         self._values: SizedCache[tuple[tuple[object, ...], T]] = SizedCache(capacity, lambda _: 1)
 
     def of(self, objects: tuple[object, ...], create: Callable[[], T], by: Hashable = None) -> T:
-        """Return the cached value for these objects, or a new one from `create`. `by`: a further key, by equality."""
+        """Return the cached value for these objects, or a new one from `create`; `by` is another key, by equality."""
         return self._values.of((tuple(map(id, objects)), by), lambda: (objects, create()))[1]
 
 
 def user_cache(name: str) -> Path:
-    """Return the user's cache folder of this name; $XDG_CACHE_HOME moves it."""
+    """Return the user's cache folder with this name; it is in $XDG_CACHE_HOME if that is set."""
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return home / "scale-across-testbed" / name

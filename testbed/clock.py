@@ -1,4 +1,4 @@
-"""The clock that a program runs under, real or virtual, and the tick of the virtual one."""
+"""The clock under which a program runs, real or virtual, and the tick of the virtual clock."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def clock_here() -> CpuTime | None:
 
 
 def sleep_until(moment_s: float) -> None:
-    """Sleep until a moment of CLOCK_MONOTONIC, exact to the nanosecond under the virtual clock."""
+    """Sleep until a time on CLOCK_MONOTONIC, exact to the nanosecond under the virtual clock."""
     left_ns = round(moment_s * 1e9) - time.monotonic_ns()
     time.sleep(max(0.0, left_ns - 0.5) / 1e9)  # the kernel rounds up to a whole nanosecond
 
@@ -42,7 +42,7 @@ def private_memory(size_bytes: int) -> mmap.mmap:
     return memory
 
 
-KERNEL_TICK_HZ = 1000  # while the kernel is not idle: see testbed.net.virtual.kernel_patches
+KERNEL_TICK_HZ = 1000  # while the kernel is not idle, see testbed.net.virtual.kernel_patches
 KERNEL_TICK_S = 1 / KERNEL_TICK_HZ
 STEP_ALIGNMENT_TICKS = 10
 """Ticks between possible step starts. A rank that waits for one is silent for less than a stall's threshold."""

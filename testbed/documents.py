@@ -1,6 +1,6 @@
-"""Dataclasses as JSON and back, by the types of their fields: what ranks are sent, and what they log.
+"""Conversion of dataclasses to JSON and back, by the types of their fields, for messages to ranks and their logs.
 
-A class whose values need something else has `to_document` and `from_document`.
+A class whose values need a special conversion has `to_document` and `from_document`.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _build_numbered(build: Callable[[Any], Any], document: Any) -> Any:
 
 @cache
 def _builder(kind: Any) -> Callable[[Any], Any]:
-    """Return a function from JSON's form of a value of this type to the value; `_same` where they are equal."""
+    """Return a function that converts JSON's form of a value of this type to the value; `_same` if they are equal."""
     origin, arguments = get_origin(kind), get_args(kind)
     inner = [_builder(one) for one in arguments if one not in (NoneType, Ellipsis)]
     found: Callable[[Any], Any] = getattr(kind, "from_document", _same)

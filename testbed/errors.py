@@ -1,4 +1,4 @@
-"""Errors that are reported to users, as one class tree, so that callers can catch one class."""
+"""Errors that are reported to users, in one class hierarchy, so that callers can catch a single class."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 
 class TestbedError(Exception):
-    """An error with one message for the user. `status`: the exit status of a command that fails with it.
+    """An error with one message for the user; `status` is the exit status of a command that fails with it.
 
     Parts of the message are also attributes: `where` (a file, field or object), `got` (what was found there),
     `expected` (what would be valid), and `hint` (what to do).
@@ -26,7 +26,7 @@ class TestbedError(Exception):
 
     @property
     def found(self) -> str:
-        """What was found, and where."""
+        """The found value, and where it was found."""
         return f"{self.where}: {self.got}" if self.where else self.got
 
 
@@ -37,7 +37,7 @@ class BadInput(TestbedError):
 
 
 def did_you_mean(word: object, known: Iterable[str]) -> str:
-    """Return the known words, with the closest one as a suggestion: "ring, hierarchical; did you mean ring?"."""
+    """Return known words, with the closest as a suggestion, such as "ring, hierarchical; did you mean ring?"."""
     words = list(known)
     close = difflib.get_close_matches(str(word), words, n=1)
     return ", ".join(words) + (f"; did you mean {close[0]}?" if close else "")

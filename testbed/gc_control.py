@@ -1,4 +1,4 @@
-"""Control of Python's garbage collector where it finds nothing."""
+"""Control of Python's garbage collector, for phases in which it would find nothing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ INFREQUENT_THRESHOLD = 500_000  # new objects before a collection; the default i
 
 @contextmanager
 def gc_disabled() -> Iterator[None]:
-    """Disable the collector while all new objects stay alive: scanning some 10,000 takes a third of the time."""
+    """Disable the collector while all new objects stay alive; scanning about 10,000 takes a third of the time."""
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -23,7 +23,7 @@ def gc_disabled() -> Iterator[None]:
 
 @contextmanager
 def infrequent_gc() -> Iterator[None]:
-    """Collect rarely while objects are created and freed repeatedly: scanning them takes a tenth of the time."""
+    """Collect rarely while objects are created and freed repeatedly, since scanning them takes 10 % of the time."""
     usual = gc.get_threshold()
     set_infrequent_gc()
     try:
@@ -33,7 +33,7 @@ def infrequent_gc() -> Iterator[None]:
 
 
 def set_infrequent_gc() -> None:
-    """Collect rarely from now on, in a process that does nothing else."""
+    """Collect rarely from now on, in a process with no other work."""
     gc.set_threshold(INFREQUENT_THRESHOLD, *gc.get_threshold()[1:])
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 
 class JsonlLog:
-    """A log file, created if necessary. An unfinished last line, left by a killed process, is dropped.
+    """A log file, created if necessary; an unfinished last line, left by a killed process, is dropped.
 
-    `known`: the entries it held when it was opened.
+    `known` has the entries that existed when the log was opened.
     """
 
     def __init__(self, file: Path) -> None:

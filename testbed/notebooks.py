@@ -13,7 +13,7 @@ def html_table(
     before: Iterable[str] = (),
     after: Iterable[str] = (),
 ) -> str:
-    """Return a table with names in the first column and figures in the others, and paragraphs before and after it."""
+    """Return a table with names in the first column and figures in the others, with paragraphs before and after it."""
     head = "".join(
         f'<th style="text-align: {_side(n)}">{escape(text)}</th>' for n, text in enumerate(headings)
     )
@@ -23,7 +23,7 @@ def html_table(
 
 
 def html_image(svg: str, words: str) -> str:
-    """Return an SVG as an image, isolated from the page's styles. `words`: its alternative text."""
+    """Return an SVG as an image, isolated from the page's styles; `words` is its alternative text."""
     data = base64.b64encode(svg.encode()).decode()
     return f'<img alt="{escape(words)}" style="max-width: 100%" src="data:image/svg+xml;base64,{data}">'
 

@@ -1,7 +1,7 @@
-"""Registries of what can be extended by name: built-in, from installed packages, or as `FILE.py:NAME`.
+"""Registries of plug-ins by name: built-in, from installed packages, or as `FILE.py:NAME`.
 
-Each package with something to extend has a `Registry` for it. Lower packages look it up with `registry` when they
-check a name, so that names are not listed twice.
+Each extensible package has a `Registry`. Lower packages look it up with `registry` when they check a name, so that
+names are not listed twice.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 def map_strings(value: Any, change: Callable[[str], str]) -> Any:
-    """Return data with every string in it changed, except for keys."""
+    """Return data with a function applied to every string in it, except for keys."""
     if isinstance(value, Mapping):
         return {key: map_strings(item, change) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -47,7 +47,7 @@ def resolve_file_names(value: Any, folder: Path) -> Any:
 
 
 def is_file_name(name: str) -> bool:
-    """Return whether a name has the form FILE.py:NAME, so that what it refers to can change."""
+    """Return whether a name has the form FILE.py:NAME, so that its target can change."""
     return OWN_FILE.fullmatch(name) is not None
 
 
@@ -63,7 +63,7 @@ def shorten_names(value: Any) -> Any:
 
 
 def disambiguate_names(names: Sequence[str]) -> dict[str, str]:
-    """Map display names to names: FILE:NAME for FILE.py:NAME, with a number if two are the same."""
+    """Return a map from display names to names: FILE:NAME for FILE.py:NAME, with a number if two are the same."""
     found: dict[str, str] = {}
     for name in names:
         own = OWN_FILE.fullmatch(name)
@@ -88,18 +88,19 @@ REGISTRIES = {
 
 
 class PluginError(BadInput):
-    """A plug-in is missing, has the wrong type, or raised an unexpected exception."""
+    """The error for a plug-in that is missing, has the wrong type, or raised an unexpected exception."""
 
 
 class Registry(Mapping[str, T], Generic[T]):
-    """Plug-ins of one kind by name. As a mapping it holds named ones; `find` also takes files.
+    """Plug-ins of one kind by name. As a mapping it has the named ones; `find` also accepts files.
 
     Args:
-        what: Singular noun for messages: "policy".
-        package: Its modules register the built-in ones; they are imported when names are first looked up.
-        entry_points: Entry-point group under which installed packages list theirs.
-        check: Takes a plug-in and returns what it should be ("a class derived from Policy"), or None if it is valid.
-        prefix: Common prefix of this registry's entry points, if several share a group: "all_reduce.".
+        what: Singular noun for messages, such as "policy".
+        package: Package whose modules register the built-in ones; they are imported when names are first looked up.
+        entry_points: Entry-point group under which installed packages list their plug-ins.
+        check: Function of a plug-in that returns what it should be ("a class derived from Policy"), or None if it is
+            valid.
+        prefix: Common prefix of this registry's entry points if several share a group, such as "all_reduce.".
     """
 
     def __init__(
@@ -129,7 +130,7 @@ class Registry(Mapping[str, T], Generic[T]):
         return add
 
     def find(self, name: str) -> T:
-        """Return a plug-in by name or FILE.py:NAME. Raises PluginError."""
+        """Return a plug-in by name or FILE.py:NAME; raise PluginError if it does not load."""
         if name in self:
             return self[name]
         own = OWN_FILE.fullmatch(name)
@@ -139,7 +140,7 @@ class Registry(Mapping[str, T], Generic[T]):
         return self._checked(name, self._load_from_file(name, Path(own["file"]), own["name"]))
 
     def expected(self, value: object) -> str | None:
-        """Return what is expected in place of a name, or None if it is valid. Does not load a file."""
+        """Return what is expected in place of a name, or None if it is valid; do not load a file."""
         if isinstance(value, str):
             if value in self:
                 return None
@@ -165,7 +166,7 @@ class Registry(Mapping[str, T], Generic[T]):
 
     @property
     def installed(self) -> tuple[str, ...]:
-        """Names from installed packages."""
+        """The names from installed packages."""
         self._complete_names()
         return tuple(self._installed)
 
@@ -179,7 +180,7 @@ class Registry(Mapping[str, T], Generic[T]):
     def _complete_names(self) -> None:
         with self._completing:
             if not self._complete:
-                self._complete = True  # set first, as imported modules may look up names, too
+                self._complete = True  # set first, since imported modules may look up names, too
                 self._load_names()
 
     def _load_names(self) -> None:
@@ -225,7 +226,7 @@ class Registry(Mapping[str, T], Generic[T]):
 
 
 def derived_from(base: type) -> Callable[[object], str | None]:
-    """Return a check for classes derived from this base."""
+    """Return a check that accepts classes derived from this base."""
 
     def check(thing: object) -> str | None:
         fits = isinstance(thing, type) and issubclass(thing, base)
@@ -245,16 +246,16 @@ _modules: dict[Path, tuple[int, ModuleType]] = {}
 
 
 def load_file(path: Path, what: str) -> ModuleType:
-    """Import a Python file as a module, once until it changes. A PluginError names `what`."""
+    """Import a Python file as a module, once until it changes; a PluginError names `what`."""
     path = path.resolve()
     if not path.is_file():
         raise PluginError(f"{what}: there is no file {path}")
     changed = path.stat().st_mtime_ns
     if path in _modules and _modules[path][0] == changed:
         return _modules[path][1]
-    # numbered, as files in different folders can have the same name
+    # numbered, since files in different folders can have the same name
     spec = importlib.util.spec_from_file_location(f"testbed_plugin_{len(_modules)}_{path.stem}", path)
-    assert spec is not None  # for any .py
+    assert spec is not None  # true for any .py file
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look up their module
@@ -266,7 +267,7 @@ def load_file(path: Path, what: str) -> ModuleType:
 
 @contextlib.contextmanager
 def attribute_errors(what: str, file: Path) -> Iterator[None]:
-    """Turn exceptions of user code in this block into one error that names `what` and the line in `file`."""
+    """Convert exceptions of user code in this block into one error that names `what` and the line in `file`."""
     try:
         yield
     except TestbedError:
@@ -276,7 +277,7 @@ def attribute_errors(what: str, file: Path) -> Iterator[None]:
 
 
 def describe_exception(error: Exception, file: Path) -> str:
-    """Return an exception in one line, with the last line of `file` that it passed through, or where it was raised."""
+    """Return an exception as one line, with the last line of `file` that it passed through, or where it was raised."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if Path(frame.filename) == file] or frames
     text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

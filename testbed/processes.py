@@ -20,7 +20,7 @@ PR_SET_PDEATHSIG = 1
 
 
 def set_parent_death_signal(number: signal.Signals) -> None:
-    """Have the kernel send this process a signal when its parent dies; at once if the parent is gone already."""
+    """Let the kernel signal this process when its parent dies, or at once if the parent is already gone."""
     parent = os.getppid()
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(number))
     if os.getppid() != parent:
@@ -28,7 +28,7 @@ def set_parent_death_signal(number: signal.Signals) -> None:
 
 
 def process_start_ticks(pid: int) -> float | None:
-    """Return a process's start in clock ticks since boot, which with its id identifies it; None if it has ended.
+    """Return a process's start in clock ticks since boot, which identifies it together with its id; None if it ended.
 
     psutil's start time would change when the machine's clock is set, so that an owner would look like another process.
     """
@@ -40,7 +40,7 @@ def process_start_ticks(pid: int) -> float | None:
 
 
 def raise_open_file_limit(needed: int | None = None) -> None:
-    """Raise this process's limit of open files to twice `needed`, as far as allowed; None: to the maximum."""
+    """Raise this process's limit of open files to twice `needed` as far as allowed, or to the maximum for None."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if needed is None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -52,7 +52,7 @@ def raise_open_file_limit(needed: int | None = None) -> None:
 
 
 def wait_or_kill(process: subprocess.Popen[Any], timeout_s: float) -> None:
-    """Wait for a child that was asked to end; kill it on timeout."""
+    """Wait for a child that was told to end; kill it on timeout."""
     try:
         process.wait(timeout_s)
     except subprocess.TimeoutExpired:
@@ -61,7 +61,7 @@ def wait_or_kill(process: subprocess.Popen[Any], timeout_s: float) -> None:
 
 
 def close_pipes(process: subprocess.Popen[Any]) -> None:
-    """Close this end of a child's pipes, whatever their state; many children end when their input closes."""
+    """Close this end of a child's pipes in any state; many children end when their input closes."""
     for stream in (process.stdin, process.stdout, process.stderr):
         if stream is not None:
             with contextlib.suppress(OSError):
@@ -102,14 +102,14 @@ def wait_readable(files: Sequence[File], timeout_s: float | None) -> list[File]:
 
 
 TCP_REPAIR = 19
-_PIDFD_GETFD = 438  # the same on all architectures, as for all newer calls
+_PIDFD_GETFD = 438  # the same number on all architectures, as for all newer calls
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def suppress_tcp_close(pid: int) -> int:
-    """Keep the kernel from sending FIN or RST when a stopped process ends. Return its number of TCP connections.
+    """Keep the kernel from sending FIN or RST when a stopped process ends; return its number of TCP connections.
 
-    MPTCP connections and those not accepted yet are left alone. Raises OSError.
+    MPTCP connections and those not yet accepted are left unchanged. OSError is raised on failure.
     """
     found = 0
     process = os.pidfd_open(pid)

@@ -1,3 +1,3 @@
-"""Which version of the testbed this is."""
+"""The version of the testbed."""
 
 VERSION = "0.1.0"

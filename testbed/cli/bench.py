@@ -116,7 +116,7 @@ def bench(
 ) -> None:
     """Benchmark a collective at many sizes, like nccl-tests: time per call, bandwidths, wrong elements.
 
-    The last column is the share of what its most loaded link allows, without headers. Exit status 1 if any element was
+    The last column is the achieved share of the most loaded link's payload rate. Exit status 1 if any element was
     wrong.
     """
     collective = resolve_collective(collective)
@@ -239,7 +239,7 @@ def bootstrap(
 
 
 def _growth(rows: Sequence[BootstrapRow]) -> list[str]:
-    """Describe how time grows with the number of ranks, for each method with several sizes."""
+    """Describe how time grows with the number of ranks, for each method that was run with several sizes."""
     found = []
     for name, way in STARTUP_METHODS.items():
         points = [(row.ranks, row.time_s) for row in rows if row.way == way]

@@ -30,7 +30,7 @@ from testbed.workload.schedules.optimal import LISTENER
 
 
 class _More(ProgressColumn):
-    """A column with a task's `more` field, if any."""
+    """A column that shows a task's `more` field, if any."""
 
     def render(self, task: Task) -> Text:
         return Text(task.fields.get("more", ""))
@@ -42,7 +42,7 @@ def progress_bar(console: Console) -> ProgressBar:
         TextColumn("{task.description}"),
         BarColumn(bar_width=24),
         TimeElapsedColumn(),
-        _More(),  # last, as narrow terminals cut it off
+        _More(),  # last, since narrow terminals cut it off
         console=console,
         transient=True,
         disable=not console.is_terminal,
@@ -74,7 +74,7 @@ def plain_table(
     after: Iterable[str] = (),
     rows: Iterable[Sequence[str]] = (),
 ) -> Table:
-    """Return a table without edges: columns of names, which may wrap, of figures, and of words after them."""
+    """Return a table without borders, with columns of names, which may wrap, then of figures, then of words."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for heading in names:
         table.add_column(heading, overflow="fold")
@@ -87,11 +87,11 @@ def plain_table(
     return table
 
 
-PIPE_COLUMNS = 200  # columns without a terminal; narrower tables break names
+PIPE_COLUMNS = 200  # width without a terminal; narrower tables break names
 
 
 def print_rows(rows: Iterable[Row], columns: Sequence[Column[Row]]) -> list[Row]:
-    """Print each row as it arrives, headings before the first, and return all rows."""
+    """Print each row as it arrives, with headings before the first one, and return all rows."""
 
     def line(cells: Iterable[Any]) -> str:
         found = (str(cell).rjust(column.width) for cell, column in zip(cells, columns, strict=True))
@@ -108,7 +108,7 @@ def print_rows(rows: Iterable[Row], columns: Sequence[Column[Row]]) -> list[Row]
 
 
 def console_of_tables() -> Console:
-    """Return a console for tables: as wide as the terminal or `COLUMNS`, or wide enough for names in a pipe or file."""
+    """Return a console for tables: as wide as the terminal or `COLUMNS`; in a pipe or file, wide enough for names."""
     console = Console(highlight=False)
     if console.is_terminal or "COLUMNS" in os.environ:
         return console
@@ -116,7 +116,7 @@ def console_of_tables() -> Console:
 
 
 def warn_unused_inputs(scenario: Scenario, strict: bool = False) -> None:
-    """Warn about each ignored part of the job's files. Raises BadInput if `strict` and there is one."""
+    """Warn about each ignored part of the job's files; raise BadInput if `strict` and there is one."""
     found = unused_inputs(scenario)
     if found and strict:
         hint = "\n".join(f"left out: {what}" for what in found)
@@ -133,7 +133,7 @@ EXIT_UNTRUSTED = 3
 
 @contextlib.contextmanager
 def show_progress(console: Console, *, quiet: bool = False) -> Iterator[Progress]:
-    """Show progress of runs within the block: start, phases, steps. `quiet`: only report repeated runs."""
+    """Show progress of runs within the block: start, phases, steps; `quiet` reports only repeated runs."""
     if quiet:
 
         def repeats(prepared: PreparedRun, reasons: Sequence[str]) -> None:
@@ -180,7 +180,7 @@ def show_progress(console: Console, *, quiet: bool = False) -> Iterator[Progress
 
 
 def print_result(result: Result, console: Console, *, strict: bool = False, as_json: bool = False) -> None:
-    """Print the results; with `strict`, only say why if they are untrusted. `console`: standard error."""
+    """Print the results, or with `strict`, only the reasons if they are untrusted; `console` is standard error."""
     document = result.document()
     if strict and result.status == "untrusted":
         if as_json:

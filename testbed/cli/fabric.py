@@ -167,9 +167,9 @@ def down(
 def clean(
     every: Annotated[bool, typer.Option("--all", help="Also remove running networks and runs.")] = False,
 ) -> None:
-    """Remove what killed runs left behind: interfaces, bridges, namespaces, processes, nothing else.
+    """Remove the interfaces, bridges, namespaces and processes that killed runs left behind, and nothing else.
 
-    Folders that they left in ./runs are listed but not removed.
+    Folders that those runs left in ./runs are listed but not removed.
     """
     need_root("cleaning")
     console = Console(stderr=True, highlight=False)
@@ -204,7 +204,7 @@ def set_link(
     way: Annotated[str | None, typer.Option(hidden=True)] = None,  # former name of --direction
     fabric: FabricOption = None,
 ) -> None:
-    """Change settings of a WAN link in place; all others stay. Packets in flight keep their delay."""
+    """Change settings of a WAN link in place; other settings stay unchanged. Packets in flight keep their delay."""
     if way is not None:
         raise option_error("--way", "an option that was renamed", "--direction")
     changed = change_link(
@@ -230,7 +230,7 @@ def probe(
     fabric: FabricOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Trace a flow between two hosts: which WAN links its packets cross, their delay and their DSCP.
+    """Trace a flow between two hosts: the WAN links that its packets cross, their delay and their DSCP.
 
     Exit status 1 if no packet arrives.
     """
@@ -321,7 +321,7 @@ def show(
 
 @policy_app.command(name="set")
 def change(name: NAME, settings: SETTINGS = None, fabric: FabricOption = None) -> None:
-    """Change the policy: rules, then queues. Connections stay up; after any error the old policy stays."""
+    """Change the policy: rules, then queues. Connections stay up; after an error the old policy remains in force."""
     changed = change_policy(find_fabric(fabric), parse_policy_args(name, settings or ()))
     console = Console(stderr=True, highlight=False)
     console.print(

@@ -283,7 +283,7 @@ def import_(
 
 
 def _units(entries: Sequence[str]) -> dict[str, str]:
-    """Parse NAME=UNIT entries. Raises ValueError."""
+    """Parse NAME=UNIT entries; raise ValueError if one is wrong."""
     pairs = [entry.rpartition("=") for entry in entries]
     if any(not (name and unit) for name, _, unit in pairs):
         raise ValueError("--unit NAME=UNIT, such as latency=ms")
@@ -291,7 +291,7 @@ def _units(entries: Sequence[str]) -> dict[str, str]:
 
 
 def _scale(size_scale: str, to: Target) -> float | None:
-    """Return the size scale, or None for auto. Raises BadInput."""
+    """Return the size scale, or None for auto; raise BadInput if it is wrong."""
     if size_scale == AUTO_SCALE:
         return None
     if to not in ("containerlab", "mininet"):
@@ -315,7 +315,7 @@ def _topology(source: Path, overrides: Sequence[str]) -> TopologySpec:
 
 
 def _report(written: Sequence[Path], notes: Sequence[str], prefix: str = "left out: ") -> None:
-    """Report on standard error which files were written, and what was left out."""
+    """Report, on standard error, the files written and the content left out."""
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     shown = [str(path) for path in written[:1]]
     if len(written) > 1:

@@ -66,7 +66,7 @@ COMMANDS: Mapping[str, str] = {
 
 
 class LazyCommand(TyperCommand):
-    """A placeholder for a command, which loads it when it is called or asked for help."""
+    """A placeholder for a command, which loads the command when it is called or its help is requested."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -143,7 +143,7 @@ def _every_command(
 
 
 def main() -> NoReturn:
-    """Run the command line. A TestbedError becomes one message on standard error and an exit status."""
+    """Run the command line; a TestbedError becomes one message on standard error and an exit status."""
     raise_on_signals()
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     status = 0
@@ -172,7 +172,7 @@ def _status_of(error: BaseException, console: Console) -> int | None:
     return None
 
 
-REDELIVERY_DELAY_S = 0.1  # a busy host takes tens of milliseconds to start the thread that delivers it
+REDELIVERY_DELAY_S = 0.1  # a busy host takes tens of milliseconds to start the delivering thread
 # The CPython functions that take the lock without a `with`; other implementations may not have them.
 _LOCK = "_waitpid_lock"
 _LOCK_TAKERS: list[CodeType] = [
@@ -185,10 +185,10 @@ _LOCK_TAKERS: list[CodeType] = [
 def raise_on_signals() -> None:
     """Make SIGINT raise KeyboardInterrupt, and SIGTERM and SIGHUP raise SystemExit(128 + number).
 
-    Call it in the main thread. Signals that were ignored when this process started (by nohup, or by a shell in the
+    Call this in the main thread. Signals that were ignored when this process started (by nohup, or by a shell in the
     background) stay ignored.
 
-    A handler runs wherever the main thread happens to be. An exception in a finaliser or in a weak reference's callback
+    A handler runs at any point in the main thread's code. An exception in a finaliser or in a weak reference's callback
     (the import system has such callbacks) is only printed and then ignored, so a run would not end. An exception in the
     middle of `subprocess.Popen` polling can leave its lock held, and waiting for that process would block forever. In
     these cases (`sys.unraisablehook`, `_holds_lock`) the signal is delivered again a moment later.
@@ -239,7 +239,7 @@ def _redelivering_hook(
 ) -> Callable[..., None]:
     def hook(unraisable: sys.UnraisableHookArgs) -> None:
         if last and isinstance(unraisable.exc_value, (KeyboardInterrupt, SystemExit)):
-            # not raised here, as an exception in this hook would be lost, too
+            # not raised here, since an exception in this hook would be lost, too
             _deliver_again(last[0])
         else:
             others(unraisable)

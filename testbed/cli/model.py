@@ -132,7 +132,7 @@ def _latency_words(entry: Mapping[str, Any]) -> str:
 
 
 def _preset_words(variant: Scenario) -> str:
-    """Describe what the variant's preset sets, unless overridden; empty without a preset."""
+    """Describe the settings of the variant's preset that are not overridden; empty without a preset."""
     if variant.preset is None:
         return ""
     data = variant.to_data()
@@ -146,7 +146,7 @@ def _preset_words(variant: Scenario) -> str:
 
 
 def _print_ranks(scenario: Scenario, variants: Iterable[str]) -> None:
-    """Print which ranks of its trace a recorded job's ranks play, if they are reordered."""
+    """Print which ranks of the trace a recorded job's ranks replay, if they are reordered."""
     console = Console(highlight=False)
     for name in variants if scenario.variants is not None else [scenario.name]:
         own = scenario if scenario.variants is None else scenario.variant(name)
@@ -157,7 +157,7 @@ def _print_ranks(scenario: Scenario, variants: Iterable[str]) -> None:
 
 
 def _searched_words(found: Mapping[str, Any]) -> str:
-    """Describe how good a schedule found by search is, compared with the named ones."""
+    """Describe the quality of a schedule found by search, compared with the named ones."""
     step_s = found["step_s"]
     words = f"{time_text(step_s)} for the pipeline alone"
     for chunks, bound_s in found["bounds_s"].items():
@@ -193,7 +193,7 @@ def predict(
     """Predict a scenario's step times with a model of its network; nothing is built or sent.
 
     The model covers paths under the policy, fair sharing, latency, the effect of loss on connections, software cost per
-    message, and the traffic of each collective. It does not cover full queues, but reports which are short; nor events,
+    message, and the traffic of each collective. It does not cover full queues (but it reports short ones), events,
     background traffic, or your own protocols.
     """
     began_s = time.perf_counter()
@@ -238,7 +238,7 @@ def predict(
 
 
 def _measuring_command(scenario: Path, overrides: Sequence[str], clock: str) -> str:
-    """Return the `testbed run` command that measures what was predicted."""
+    """Return the `testbed run` command that measures the predicted scenario."""
     command = ["testbed", "run", str(scenario), *(word for one in overrides for word in ("--set", one))]
     return shlex.join([*command, *(["--clock", clock] if clock != RUN_CLOCK else [])])
 
@@ -256,8 +256,8 @@ def calibrate(
     """Calibrate the step model: run probes on the emulated network and fit the model to them.
 
     The result is stored per clock and used by run, predict and explore. It covers the effect of loss under each
-    congestion control, the cost of other kinds of loss recovery, and, with the real clock, software cost per message
-    and byte. Takes some minutes.
+    congestion control, the cost of other kinds of loss recovery, and, on the real clock, software cost per message and
+    byte. It takes a few minutes.
     """
     folder = output if output is not None else default_path(f"calibration-{clock}")
     with show_progress(Console(stderr=True, highlight=False)) as listener:

@@ -54,8 +54,8 @@ OutputOption = Annotated[
     typer.Option("--output", "-o", help="The folder to create (default: runs/NAME-DATE-TIME)."),
 ]
 JsonFileOption = Annotated[Path | None, typer.Option("--json-file", "-J", help="Write rows as JSON.")]
-# Shared defaults. Runs use the real clock, which every machine has and which needs no kernel build. Predictions use
-# the calibration of the virtual clock, which is exact.
+# Shared defaults. Runs use the real clock, which is available on every machine and needs no kernel build. Predictions
+# use the calibration of the virtual clock, which is exact.
 AUTO_SCALE, SEED = "auto", 1
 RUN_CLOCK: Literal["virtual", "real"] = "real"
 MODEL_CLOCK: Literal["virtual", "real"] = "virtual"

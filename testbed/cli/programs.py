@@ -155,7 +155,7 @@ def launch(
             )
         finally:
             with contextlib.suppress(OSError):
-                output.rmdir()  # where nothing was dumped
+                output.rmdir()  # if nothing was dumped
     console = Console(stderr=True, highlight=False)
     network, count = choose_network(topology, policy, link_engine, datapath, size_scale, ranks, least=1)
     status = run_programs(
@@ -174,7 +174,7 @@ def launch(
 def _in_guest(settings: GuestSettings, output: Path) -> NoReturn:
     """Run the same command in a guest, under the virtual clock, and exit with its status."""
     words = sys.argv[1:]
-    # last, so that it wins, but before the program, which may have an option of the same name
+    # last, so that it takes precedence, but before the program, which may have an option of the same name
     at = words.index("--") if "--" in words else words.index("launch") + 1
     words[at:at] = ["--output", str(output)]
     # other variables are passed on to the programs
@@ -254,7 +254,7 @@ def execute(
 def rerun_in_guest(
     settings: GuestSettings, words: Sequence[str] | None = None, environment: Mapping[str, str] | None = None
 ) -> NoReturn:
-    """Run this command, or one of other words, in a guest, under the virtual clock, and exit with its status."""
+    """Run this command, or one with other arguments, in a guest under the virtual clock, and exit with its status."""
     command = [sys.executable, "-c", "from testbed.cli import main; main()", *(words or sys.argv[1:])]
     run_in_guest(settings, command, {**(environment or {}), "PYTHONUNBUFFERED": "1"})
 
@@ -266,7 +266,7 @@ def run_in_guest(
     *,
     shows_times: bool = False,
 ) -> NoReturn:
-    """Run a program in a guest, pass its output on, and exit with its status."""
+    """Run a program in a guest, forward its output, and exit with its status."""
 
     def passed_on(stream: TextIO) -> Callable[[str], None]:
         return lambda text: print(text, end="", file=stream, flush=True)

@@ -146,7 +146,7 @@ def watch(
     ],
     port: PortOption = 0,
 ) -> None:
-    """Show a run in the browser: network, timeline and step times, while it goes on or afterwards.
+    """Show a run in the browser, during or after it: network, timeline and step times.
 
     The page is only served on this machine's loopback, at an address with a token. Ctrl-C ends it; the run continues.
     """
@@ -158,7 +158,7 @@ def watch(
 
 @contextlib.contextmanager
 def shown(folder: Path, asked: bool, console: Console) -> Iterator[None]:
-    """Serve the page of the run in `folder` during the block, if `asked`.
+    """Serve the page of the run in `folder` within the block, if `asked`.
 
     At a terminal the page stays until Ctrl-C after a successful run.
     """
@@ -176,7 +176,7 @@ def shown(folder: Path, asked: bool, console: Console) -> Iterator[None]:
 
 
 def _page(folder: Path, port: int = 0, *, expected: bool = False) -> LivePage:
-    # imported late, as most runs do not need the page
+    # imported late, since most runs do not need the page
     from testbed.show.live.server import LivePage  # noqa: PLC0415
 
     return LivePage(folder, port, expected=expected)

@@ -135,7 +135,7 @@ def ps(as_json: JsonOption = False) -> None:
 
 @dataclass(frozen=True)
 class Network:
-    """A network on this machine. `user` and `age_s` are its owner's; None if the owner is gone."""
+    """A network on this machine; `user` and `age_s` are those of its owner, or None if the owner is gone."""
 
     id: str
     topology: str
@@ -151,7 +151,7 @@ class Network:
 def _network(state: FabricState) -> Network:
     user, since_s, phase = None, None, "left behind"
     if state.owner_alive():
-        with contextlib.suppress(psutil.Error, KeyError):  # it has just ended
+        with contextlib.suppress(psutil.Error, KeyError):  # the process has just ended
             process = psutil.Process(state.owner_pid)
             user, since_s = pwd.getpwuid(process.uids().real).pw_name, time.time() - process.create_time()
             phase = state.phase
@@ -188,7 +188,7 @@ def prune(
     ] = False,
     dry: Annotated[bool, typer.Option("--dry-run", help="Only print what would be removed.")] = False,
 ) -> None:
-    """Remove old runs, sweeps and searches, or with --left those that failed or were killed. Never active ones."""
+    """Remove old runs, sweeps and searches, or with --left, failed and killed ones; active ones are never removed."""
     if keep is None and older_than is None and not left:
         expected = "--keep N, --older-than AGE or --left"
         raise option_error("runs prune", "no criterion", expected)
@@ -205,7 +205,7 @@ def prune(
 
 
 def age_s(text: str) -> float:
-    """Return an age in seconds, from a duration or days. Raises ConfigError."""
+    """Return an age in seconds, from a duration or a number of days; raise ConfigError if it is wrong."""
     number, _, unit = text.strip().rpartition("d")
     try:
         return float(number) * DAY_S if number and not unit else parse_duration(text)
@@ -223,7 +223,7 @@ def age_text(seconds: float) -> str:
 
 
 def shorten_list(names: Sequence[str]) -> str:
-    """Return the first and the last name, and the count: "east1 ... west4 (8)"."""
+    """Return the first and the last name and the count, such as "east1 ... west4 (8)"."""
     return ", ".join(names) if len(names) <= 2 else f"{names[0]} ... {names[-1]} ({len(names)})"
 
 
@@ -262,7 +262,8 @@ def diagnose(
 ) -> None:
     """Find the culprit of a run that hangs, failed or is slow: the rank, host, card, link or switch.
 
-    Reads flight recorder dumps of all ranks, from this project or PyTorch; writes `diagnosis.html` into their folder.
+    The command reads flight recorder dumps of all ranks, from this project or PyTorch, and writes `diagnosis.html` into
+    their folder.
     """
     try:
         clock_error_s = None if clock_error is None else parse_duration(clock_error)

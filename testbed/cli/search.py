@@ -80,7 +80,7 @@ def explore(
     """Search a scenario's configurations for the fastest step with the step model; --confirm runs the best.
 
     All configurations have the scenario's sequences per step: if microbatches are not searched, they follow from the
-    degrees. For a recorded job everything but the operations of its ranks is searched.
+    degrees. For a recorded job, everything except the operations of its ranks is searched.
     """
     began_s = time.monotonic()
     loaded = load_scenario(scenario, overrides or [])
@@ -104,7 +104,7 @@ def explore(
             print_summary(confirmed.result, console if as_json else shown)
         if not as_json:
             rows = compared_rows(explored.document, confirmed.result)
-            _print_sentences(describe_results(explored.document, rows), shown)  # now with its certainty
+            _print_sentences(describe_results(explored.document, rows), shown)  # now with certainty
         if (right := confirmed.agreement) is not None and not as_json:
             shown.print(
                 f"Model error: median {right.median_error:.1%}, worst {right.worst_error:.1%}; "
@@ -199,7 +199,7 @@ def _print_search(explored: exploring.Explored, console: Console, *, confirming:
         console.print(f"{count:,} violate {constraint}: for example {one.found}, expected {one.expected}.")
 
 
-MOST_ROWS, MOST_COLUMNS = 40, 8  # on a terminal; files have all of them
+MOST_ROWS, MOST_COLUMNS = 40, 8  # limits on a terminal; files have all rows and columns
 
 
 def sweep(
@@ -238,9 +238,9 @@ def sweep(
 
     testbed sweep quickstart topology.wan.0.delay=1ms..80ms:log:8 policy=ecmp,te --confirm 4
 
-    Without --clock and --confirm nothing is built. With --clock virtual or real every point is measured; with
-    --confirm N only N of them: the ends, both sides of where the fastest variant changes, and the widest gaps.
-    Exit status 3: some results are untrusted.
+    Without --clock and --confirm nothing is built. With --clock virtual or real every point is measured; with --confirm
+    N, only N points are: the ends, both sides of each change of the fastest variant, and the widest gaps. Exit status
+    3: some results are untrusted.
     """
     changes = assignments(overrides, trials)
     parsed = parse_axes(axes)

@@ -1,1 +1,1 @@
-"""The real run and its judge: launching and following ranks, verdict, results, diagnosis of stalls."""
+"""The measured run and its assessment: launching and monitoring ranks, the verdict, results, diagnosis of stalls."""

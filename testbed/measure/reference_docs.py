@@ -121,7 +121,7 @@ def _section(title: str, text: str, heading: str, rows: Iterable[Sequence[str]])
 
 
 def collect_models(root: type[BaseModel]) -> list[type[BaseModel]]:
-    """Return a model and all models nested in it, outer models first."""
+    """Return a model and all models nested in it, with outer models first."""
     found = [root]
     for model in found:
         for field in model.model_fields.values():

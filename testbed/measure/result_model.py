@@ -1,4 +1,4 @@
-"""What all results share: the base class of models of result files, and the columns of printed tables."""
+"""Common parts of all results: the base class of models of result files, and the columns of printed tables."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ Stored = TypeVar("Stored", bound="StoredResult")
 
 
 class ResultModel(BaseModel):
-    """A result file, or a part of one: immutable, and unknown fields are refused."""
+    """A result file, or a part of one: it is immutable and rejects unknown fields."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
 
     def document(self) -> dict[str, Any]:
-        """Return the content as it is written to the file, ready for JSON, without fields that were never set."""
+        """Return the content as written to the file, as data for JSON, without fields that were never set."""
         return self.model_dump(mode="json", by_alias=True, exclude_unset=True)
 
 
 class StoredResult(ResultModel):
-    """A result with further files next to it, in the directory where it was opened."""
+    """A result with other files next to it, in the directory where it was opened."""
 
     _folder: Path | None = PrivateAttr(None)
 
     def at(self: Stored, folder: Path) -> Stored:
-        """Set the directory where the result's files are now, and return this result."""
+        """Set the directory where the result's files currently are, and return this result."""
         self._folder = folder.resolve()
         return self
 
@@ -40,10 +40,10 @@ class Column(Generic[Row]):
 
     Attributes:
         heading, unit: The two lines above the cells.
-        width: Least width; cells are right-aligned.
+        width: Minimum width; cells are right-aligned.
         text: Returns a row's cell.
-        meaning: What the column shows, for the reference page.
-        key: The attribute of a row that JSON has in addition to the row's fields, if the column shows one.
+        meaning: Description of the column, for the reference page.
+        key: The row's attribute that JSON has in addition to the row's fields, if the column shows one.
     """
 
     heading: str

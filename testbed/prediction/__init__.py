@@ -1,1 +1,1 @@
-"""The simulated step: flows, or TCP packet by packet, in place of a network; calibration, search, sweeps."""
+"""The simulated step: fluid flows or packet-level TCP in place of a network; calibration, search, sweeps."""

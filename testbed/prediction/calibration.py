@@ -1,7 +1,7 @@
-"""Calibration of the step model against the emulator, as `testbed calibrate` measures it: a file, one entry per clock.
+"""Calibration of the step model against the emulator, from `testbed calibrate`: a file with one entry per clock.
 
-The file is looked up in `$TESTBED_CALIBRATION`, then where virtual-clock kernels are kept, per user and per machine. A
-clock that was not calibrated here has the values shipped with the package.
+The file is looked up in `$TESTBED_CALIBRATION`, then in the directories of virtual-clock kernels, per user and per
+machine. A clock that has not been calibrated here uses the values that are shipped with the package.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LINK_ENGINE = "link_engine"
 
 
 class BadCalibration(RunError):
-    """A calibration file cannot be used; the message says which and why."""
+    """The error for an unusable calibration file; it names the file and the reason."""
 
 
 @dataclass(frozen=True)
@@ -41,11 +41,11 @@ class Calibration:
     """The model's parameters for one clock.
 
     Attributes:
-        losses: Response to losses by congestion control.
-        message_s: Software cost at each end of a message, emulated seconds; None for the scenario's.
-        byte_s: The same per byte.
+        losses: Response to losses, by congestion control.
+        message_s: Software cost at each end of a message, in emulated seconds; None to use the scenario's value.
+        byte_s: Software cost per byte at each end, in emulated seconds; None to use the scenario's value.
         made: Date, kernel and link engine of the calibration.
-        mending: Factor to the closed form of transports that recover losses themselves, by recovery method.
+        mending: Correction factor of the closed form for transports that recover losses themselves, by recovery method.
     """
 
     losses: Mapping[str, LossResponse]
@@ -59,9 +59,9 @@ class Calibration:
         return self.mending.get(probed_as, 1.0)
 
     def response(self, congestion_control: str, model: str | None = None) -> LossResponse:
-        """Return a congestion control's response to losses: calibrated, else of its model, else of the default control.
+        """Return a congestion control's response to losses, else that of its model, else that of the default control.
 
-        congestion_control: the kernel's name. model: the model's name for it, if different.
+        `congestion_control` is the kernel's name, and `model` the model's name for it if that differs.
         """
         if (measured := self.losses.get(congestion_control)) is not None:
             return measured
@@ -69,7 +69,7 @@ class Calibration:
         return own or self.losses.get(FALLBACK_CONTROL) or LossResponse()
 
     def software(self, transport: TransportSpec, scale: Scale) -> Software:
-        """Return the software costs per message and per operation; emulated."""
+        """Return the software costs per message and per operation, in emulated seconds."""
         found = modelled_software(transport, scale)
         if self.message_s is None or self.byte_s is None:
             return found
@@ -83,7 +83,7 @@ class Calibration:
 
     @property
     def words(self) -> str:
-        """A short description for people."""
+        """A short description for messages."""
         return calibration_words(self.made)
 
     @classmethod
@@ -103,7 +103,7 @@ def calibration_words(made: Mapping[str, str]) -> str:
 
 
 def find_calibration(clock: str) -> Calibration:
-    """Return the calibration in use for a clock, `virtual` or `real`. Raises BadCalibration."""
+    """Return the calibration in use for a clock, `virtual` or `real`; raise BadCalibration if it is unusable."""
     for file in _files():
         if _is_there(file) and clock in (entries := _read(file)):
             return entries[clock]
@@ -121,12 +121,12 @@ def file_in_use() -> Path | None:
 
 
 def environment() -> dict[str, str]:
-    """Return the environment with which another process on this machine, or in a guest, finds the same file."""
+    """Return the environment variables that let another process, here or in a guest, find the same file."""
     return {VARIABLE: str(file_in_use() or _files()[0])}
 
 
 def write_calibration(clock: str, calibration: Calibration, file: Path | None = None) -> Path:
-    """Store a clock's calibration, keep the other clock's, and return the file. Raises BadCalibration, OSError."""
+    """Store a clock's calibration, keep the other clock's, and return the file; raise BadCalibration or OSError."""
     target = file or _to_write()
     entries = _read(target) if target.exists() else {}
     document = {name: asdict(entry) for name, entry in {**entries, clock: calibration}.items()}
@@ -144,7 +144,7 @@ def _files() -> list[Path]:
 
 
 def _is_there(file: Path) -> bool:
-    """Whether the file exists and is visible: in a guest the home is root's, and the guest's user need not be root."""
+    """Return whether the file exists and is readable; in a guest, the home is root's and the user may not be root."""
     try:
         return file.exists()
     except PermissionError:
@@ -152,7 +152,7 @@ def _is_there(file: Path) -> bool:
 
 
 def _to_write() -> Path:
-    """Return the file to write: as for kernels, root's serves all users."""
+    """Return the file to write; as for kernels, the file that root writes serves all users."""
     return _files()[-1] if os.geteuid() == 0 else _files()[0]
 
 

@@ -1,9 +1,10 @@
 """Calibration probes of the emulator, and the fit of the model's parameters to them.
 
-A probe sends messages back and forth between two hosts, one after the other. Loss-free probes of two sizes give the
-software cost of a message and of a byte, on the clock where software takes time. Lossy probes, per congestion control,
-cover two distances: long messages show the window under losses, short ones the delay of a lost packet. Transports that
-recover losses themselves have a closed form; the probes give one factor to it per recovery method.
+A probe sends messages back and forth between two hosts, one after another. Loss-free probes of two sizes give the
+software cost of a message and of a byte, on the clock where software takes time. Lossy probes exist per congestion
+control and cover two distances: long messages show the window under losses, and short ones the delay of a lost packet.
+Transports that recover losses themselves have a closed form; the probes give a correction factor for it per recovery
+method.
 """
 
 from __future__ import annotations
@@ -29,14 +30,15 @@ from testbed.workload.job.job import Job, job_of
 
 CONTROLS = ("reno", "cubic", "bbr")
 DELAYS = ("1 ms", "20 ms")
-# Size and number of messages. The delay of a lost packet shows where messages are smaller than the windows under
-# losses. BBR has no such windows: a loss takes 17 to 20 round trips with 64 kB, 11 to 12 with 256 kB, 1 MB and 3 MB.
+# Size and number of messages. The delay of a lost packet is visible where messages are smaller than the windows under
+# losses. BBR has no such windows: a loss takes 17 to 20 round trips with 64 kB, and 11 to 12 with 256 kB, 1 MB and 3
+# MB.
 SHORT, MIDDLING, LONG = ("64 kB", 100), ("1 MB", 50), ("16 MB", 5)
 # Long messages lose so many packets that windows reach their steady state.
 LOSSES = {SHORT: ("1 %",), MIDDLING: ("1 %",), LONG: ("0.05 %", "0.2 %")}
 WINDOWS: list[float] = np.geomspace(0.4, 2.5, 12).tolist()
 RECOVERIES: list[float] = np.linspace(0.0, 20.0, 26).tolist()
-# refinement around the best of those: factors; round trips
+# refinement around the best candidates: factors; round trips
 NEAR: list[float] = np.geomspace(0.9, 1.1, 9).tolist()
 NEARER: list[float] = np.linspace(-0.4, 0.4, 9).tolist()
 NEARBY: list[float] = np.geomspace(0.85, 1 / 0.85, 17).tolist()
@@ -51,7 +53,7 @@ MENDED: Mapping[str, tuple[tuple[tuple[str, int], str, str], ...]] = {
     "xor": ((MIDDLING, "20 ms", "5 %"),),
     "rdma": ((LONG, "20 ms", "0 %"), *((*sent, "0.2 %") for sent in NEAR_AND_FAR)),
 }
-# methods that retransmit each lost packet once, or count each go-back
+# methods that retransmit each lost packet once or count each go-back
 ONE_BY_ONE = ("selective_repeat", "nack", "rdma")
 FACTORS: list[float] = np.geomspace(0.25, 4.0, 13).tolist()
 
@@ -76,7 +78,8 @@ _BASE: Mapping[str, Any] = {
 class MeasuredProbe:
     """The result of a probe: its variant, the median in real seconds, and whether the figure can be trusted.
 
-    mended: number of losses that its transport is known to have recovered, by retransmission or by going back.
+    `mended` is the number of losses that the probe's transport is known to have recovered, by retransmission or by
+    going back.
     """
 
     name: str
@@ -87,7 +90,7 @@ class MeasuredProbe:
 
 @dataclass(frozen=True)
 class Fit:
-    """The fitted calibration, and the model's relative errors on the probes with it."""
+    """The fitted calibration, and the relative errors that the model has on the probes with it."""
 
     calibration: Calibration
     errors: Mapping[str, float]
@@ -99,7 +102,7 @@ class Fit:
 
 
 def probe_scenario(cards: bool = True) -> Scenario:
-    """Return the scenario with the probes as variants. cards: whether hosts can have RDMA devices."""
+    """Return the scenario with the probes as variants; `cards` is true if hosts can have RDMA devices."""
     variants: dict[str, dict[str, Any]] = {}
 
     def add(name: str, changes: Mapping[str, Any], delay: str, loss: str, size: str, count: int) -> None:
@@ -124,7 +127,7 @@ def probe_scenario(cards: bool = True) -> Scenario:
     return Scenario.model_validate({**_BASE, "variants": variants})
 
 
-# the NIC is no faster than the link, so that the link's queue is not what is measured
+# the NIC is no faster than the link, so that the link's queue does not affect the measurement
 _CARDS = {
     "transport.kind": "rdma",
     **{f"topology.buildings.{name}.nic.rate": "500 Mbit/s" for name in ("east", "west")},
@@ -132,7 +135,7 @@ _CARDS = {
 
 
 def _delay_probe(control: str) -> tuple[str, int]:
-    """Return the messages that show the delay of a lost packet."""
+    """Return the probe whose messages show the delay of a lost packet."""
     return SHORT if find_control(control).goes_by_losses else MIDDLING
 
 
@@ -142,14 +145,14 @@ def fit(
     """Fit a calibration to measured probes.
 
     Args:
-        scenario: Its variants are the probes.
-        measured: Their results.
-        scale: Of the run.
-        clock: That it was run with.
+        scenario: The scenario whose variants are the probes.
+        measured: The results of the probes.
+        scale: The scale of the run.
+        clock: The clock of the run.
         made: Date, kernel and link engine.
 
     Raises:
-        ValueError: Too few of the figures can be trusted.
+        ValueError: If too few of the figures can be trusted.
     """
     found = {probe.name: scale.emulated_s(probe.step_time_s) for probe in measured if probe.trusted}
     if len(found) < len(measured) / 2:
@@ -180,7 +183,7 @@ def fit(
 
 
 def _with_counted_losses(job: Job, mended: int | None) -> Job:
-    """Set the loss rate to the losses that were counted, if known: of a hundred expected there may be 90 or 110."""
+    """Set the loss rate to that of the counted losses, if known: instead of 100 expected there may be 90 or 110."""
     if _recovery_of(job) not in ONE_BY_ONE or not mended:
         return job
     packet = job.wiring.transport.packet(job.topology.mtu)
@@ -200,14 +203,14 @@ def _control_of(job: Job) -> str | None:
 
 
 def _recovery_of(job: Job) -> str | None:
-    """Return how a probe's transport recovers losses itself; None for TCP."""
+    """Return the method by which a probe's transport recovers losses itself; None for TCP."""
     mends = job.wiring.transport.mends
     return None if mends is None else mends.probed_as
 
 
 def _step_s(job: Job, calibration: Calibration) -> float:
     # messages follow each other, so the mean is exact and changes smoothly between candidates; but with several queue
-    # pairs a message waits for the one that loses most
+    # pairs a message waits for the pair that loses most
     draws = DRAWS if _recovery_of(job) == "rdma" and _loss_of(job) else 0
     return predict_step(job, job.scenario.algorithms[0], calibration, draws=draws, packets=0).step_time_s
 
@@ -218,11 +221,11 @@ def _misfit(probed: Sequence[tuple[Job, float]], calibration: Calibration) -> fl
 
 
 def _costs(clean: Sequence[tuple[Job, float]]) -> tuple[float, float]:
-    """Return the costs per message and per byte at each end: least squares of the relative error without any costs."""
+    """Return the costs per message and per byte at each end, by least squares of the relative error without costs."""
     free = Calibration({}, message_s=0.0, byte_s=0.0)
     rows, lacking = [], []
     for job, took_s in clean:
-        ends = 4 * _exchange(job).messages  # there and back, at both ends
+        ends = 4 * _exchange(job).messages  # both directions, at both ends
         size_bytes = job.scale.emulated_bytes(_exchange(job).size_bytes)
         rows.append([ends / took_s, ends * size_bytes / took_s])
         lacking.append((took_s - _step_s(job, free)) / took_s)
@@ -233,7 +236,7 @@ def _costs(clean: Sequence[tuple[Job, float]]) -> tuple[float, float]:
 
 
 def _response(control: str, probed: Sequence[tuple[Job, float]], calibration: Calibration) -> LossResponse:
-    """Fit a response by least squares of the log errors: the delay on shorter messages, the window on long ones."""
+    """Fit a response by least squares of the log errors: its delay on short messages, its window on long ones."""
     late = [one for one in probed if _exchange(one[0]).messages == _delay_probe(control)[1]]
     long = [one for one in probed if _exchange(one[0]).messages == LONG[1]]
 
@@ -249,7 +252,7 @@ def _response(control: str, probed: Sequence[tuple[Job, float]], calibration: Ca
 
 
 def _factor(mended: str, probed: Sequence[tuple[Job, float]], calibration: Calibration) -> float:
-    """Fit the factor to a recovery method's closed form, by least squares of the log errors."""
+    """Fit the correction factor of a recovery method's closed form, by least squares of the log errors."""
 
     def error(factor: float) -> float:
         return _misfit(probed, replace(calibration, mending={mended: factor}))

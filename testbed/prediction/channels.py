@@ -1,8 +1,8 @@
-"""Connections of the fluid model: channels, hop-by-hop transfers, pacing, and what happened before a step.
+"""Connections of the fluid model: channels, hop-by-hop transfers, pacing, and the warm-up before a step.
 
-Messages sent at once move from one slow link's queue to the next, and each link serves first come, first served. A
-message that waits in a later queue no longer occupies the links before it. So it flows hop by hop, each hop ending with
-a slow link. A hop starts when the first packet has passed the previous one.
+Messages that are sent at once move from one slow link's queue to the next, and each link serves them in FIFO order. A
+message that waits in a later queue no longer occupies the links before that queue. So the message flows hop by hop,
+where each hop ends with a slow link. A hop starts when the first packet has passed the previous hop.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from testbed.prediction.fluid import AT_ONCE, Fluid
 
 @dataclass(eq=False, slots=True)
 class Channel:
-    """What is constant for all messages of one connection.
+    """The properties that are constant for all messages of one connection.
 
-    hops: the connection has one path, known link by link, that loses nothing.
+    `hops` is set if the connection has a single lossless path that is known link by link.
     """
 
     key: object
@@ -42,23 +42,24 @@ class Channel:
         )
 
     def is_queued(self, fluid: Fluid, size_bytes: float, turn: int | None) -> bool:
-        """Whether the whole message fits into queues at once, so that it is simulated hop by hop."""
+        """Return whether the whole message fits into queues at once, so that it is simulated hop by hop."""
         return self.hops and turn is not None and size_bytes <= fluid.holds_bytes(self.key, self.shares)
 
 
 class Warmup(NamedTuple):
-    """What ranks do on the same connections before the returned step: ring rounds, then whole steps.
+    """The ranks' use of the same connections before the returned step: ring rounds, then whole steps.
 
     Attributes:
         message_bytes: Size of a ring message.
-        pieces: Pieces per ring message; each follows the same piece of the previous rank.
+        pieces: Pieces per ring message; a rank sends each piece after it has received that piece from the previous
+            rank.
         messages: Messages from each rank to the next per round.
-        times: Ring rounds.
-        steps: Warm-up steps after the rounds.
-        most_steps: Maximum number of steps after the warm-up; their median is returned. Simulation stops early once a
-            step takes as long as the one before it.
-        trials: Steps that a real run measures in one network. At least as many are simulated where only opening windows
-            make steps differ.
+        times: Number of ring rounds.
+        steps: Number of warm-up steps after the rounds.
+        most_steps: Maximum number of steps after the warm-up; their median is returned. The simulation stops early once
+            a step takes as long as the previous one.
+        trials: Number of steps that a real run measures in one network. At least this many are simulated if steps
+            differ only because windows are still growing.
     """
 
     message_bytes: float = 0.0
@@ -74,9 +75,9 @@ NO_WARMUP = Warmup()
 
 
 class HopSegment(NamedTuple):
-    """A section of a path that the fluid treats as its own connection.
+    """A section of a path that the fluid model treats as a separate connection.
 
-    packet_s: time of a full packet in its slowest part. delay_s: delay to the next queue.
+    `packet_s` is the time of a full packet in the segment's slowest part. `delay_s` is the delay to the next queue.
     """
 
     key: object
@@ -106,9 +107,10 @@ def split_by_hop(key: object, path: Path, capacities: Mapping[str, float]) -> tu
 class HopTransfer:
     """A message, or a piece of one, that moves hop by hop.
 
-    packet_bytes: of a full packet. rest_s: time from leaving the last hop to arrival. turn: its rank in the first
-    queue. follows: the message starts as earlier ones arrive, so its connection has its share already. on_sent: called
-    when it has left the last hop, with the seconds until it arrives.
+    `packet_bytes` is the size of a full packet. `rest_s` is the time from leaving the last hop to arrival. `turn` is
+    the message's rank in the first queue. `follows` is true if the message starts as earlier ones arrive, so that its
+    connection already has its share. `on_sent` is called when the message has left the last hop, with the seconds until
+    it arrives.
     """
 
     clock: EventQueue
@@ -124,7 +126,7 @@ class HopTransfer:
     completed: int = 0
 
     def start(self, number: int = 0) -> None:
-        """Send over the hop of this number, and then over those after it."""
+        """Send over the hop with this number, and then over the later ones."""
         segment, fluid, last = self.segments[number], self.fluid, number + 1 == len(self.segments)
         shares = [segment.shares]
         ahead_s = 0.0 if self.follows else fluid.ahead_s(segment.key, shares, self.size_bytes)
@@ -157,10 +159,9 @@ class HopTransfer:
 class SlowStartRamp:
     """The initial pacing of a congestion control that paces by the delivered rate.
 
-    It sends at a gain times the most packets delivered in one round trip. That is slow on a long path with little to
-    send: a message takes a third of a round trip to leave, whatever its size. BBR starts at 2.89 initial windows per
-    round trip.
-    gain: see above. rate: the path's rate in packets per second. packets: the most delivered in one round trip.
+    It sends at `gain` times `packets`, the maximum number of packets delivered in one round trip, up to `rate`, the
+    path's rate in packets per second. This is slow on a long path with little to send: a message of any size takes a
+    third of a round trip to leave. BBR starts at 2.89 initial windows per round trip.
     """
 
     gain: float
@@ -172,7 +173,7 @@ class SlowStartRamp:
     delivered: float = 0.0
 
     def departure_s(self, packets: float, now_s: float) -> float:
-        """Return when this many more packets have left; each round trip's deliveries set the next one's pace."""
+        """Return when this many more packets have left; each round trip's deliveries set the next one's rate."""
         at_s = max(now_s, self.until_s)
         while packets > 0:
             rate_now = self.gain * self.packets / self.round_trip_s

@@ -1,11 +1,11 @@
 """Closed form for a step's time, to select what is worth simulating; it takes tens of microseconds per configuration.
 
-A pipeline with m microbatches and p ranks takes m + (p - 1) / v turns of its slowest stage (Narayanan et al. 2021,
-section 2.2, arXiv:2104.04473). A stage that sends for longer than it computes counts with its send time. Communication
-within a stage is added, parameter gathers only as far as compute does not hide them. With a split backward, weight
-gradients fill the bubble (Qi et al. 2023, arXiv:2401.10241). Replicas' gradients follow the last microbatch. Links are
-those of the scenario's network, shared by all groups of a kind at once; different kinds do not interfere, and policies
-make no difference.
+A pipeline with m microbatches, p ranks and v stages per rank takes as long as m + (p - 1) / v microbatches on its
+slowest stage (Narayanan et al. 2021, section 2.2, arXiv:2104.04473). A stage that sends for longer than it computes
+counts with its send time. Communication within a stage is added, parameter gathers only as far as compute does not hide
+them. With a split backward, weight gradients fill the bubble (Qi et al. 2023, arXiv:2401.10241). The replicas'
+gradients follow the last microbatch. Links are those of the scenario's network. All groups of a kind of traffic share
+them at once; different kinds do not interfere, and policies make no difference.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ COLLECTIVES = PARALLELISM + "collectives"
 
 @dataclass(frozen=True)
 class _Shape:
-    """What configurations with the same degrees in the same order share."""
+    """Data shared by configurations with the same degrees in the same order."""
 
     mesh: Mesh
     costs: Mapping[str, IdleCost]
@@ -71,8 +71,9 @@ class _Shape:
 class _Work:
     """Times of the slowest stage per microbatch, including communication within it.
 
-    forward_s, input_s, weight_s: forward, input gradients, weight gradients. message_s: sending to the next stage.
-    latency_s: until it arrives. end_s: gradient synchronisation after the last microbatch.
+    `forward_s`, `input_s` and `weight_s` are the times of the forward pass, the input gradients and the weight
+    gradients. `message_s` is the time to send to the next stage, and `latency_s` the time until that arrives. `end_s`
+    is the time of the gradient synchronisation after the last microbatch.
     """
 
     forward_s: float
@@ -84,7 +85,7 @@ class _Work:
 
 
 def replicas(scenario: Scenario) -> int:
-    """Return how many ranks have their own sequences, where each rank is one accelerator."""
+    """Return the number of ranks with their own sequences, where each rank is one accelerator."""
     parallelism = scenario.workload.parallelism
     assert parallelism is not None
     return parallelism.data_parallel_replicate_degree * parallelism.data_parallel_shard_degree
@@ -104,7 +105,7 @@ class ChangedNetworks:
         self._known: dict[str, tuple[Network, Sequence[Host]]] = {}
 
     def of(self, changes: Changes) -> tuple[Network, Sequence[Host]]:
-        """Return the network on shortest paths and the hosts of ranks. Raises ConfigError."""
+        """Return the network on shortest paths and the hosts of ranks; raise ConfigError if a change is invalid."""
         own = {path: value for path, value in changes.items() if path.startswith("topology")}
         key = json.dumps(own, sort_keys=True)
         if key not in self._known:
@@ -116,12 +117,13 @@ class ChangedNetworks:
 
 
 class Screener:
-    """Estimates step times of a scenario's configurations.
+    """An estimator of the step times of a scenario's configurations.
 
-    most: number of configurations to estimate at most. coarse: path prefixes to vary where there are more.
+    `most` is the maximum number of configurations to estimate. `coarse` has the path prefixes to vary if there are
+    more.
     """
 
-    most = 2_000_000  # half a minute
+    most = 2_000_000  # takes half a minute
     coarse = (
         "workload.schedule",
         "workload.local_batch_size",
@@ -152,7 +154,7 @@ class Screener:
         self._works: dict[object, _Work | None] = {}
 
     def looks_at(self, path: str) -> bool:
-        """Whether the estimate depends on the value at this path of a scenario."""
+        """Return whether the estimate depends on the value at this path of a scenario."""
         last = path.rpartition(".")[2]
         if path.startswith(PARALLELISM):
             known = ("placement", "accelerators_per_rank", *(f"{name}_degree" for name in DEGREES))
@@ -239,7 +241,7 @@ class Screener:
         found = {}
         for kind, (collective, dimension, otherwise) in _COLLECTIVES.items():
             found[kind] = named.get(dimension, usual.get(kind, otherwise))
-            # uneven tokens go directly; shared sequences count as a ring
+            # uneven tokens are sent directly; shared sequences count as a ring
             if otherwise and not collective_of(collective).algorithms.has(found[kind]):
                 found[kind] = found[kind] if found[kind] == AUTO else otherwise
         return found
@@ -254,12 +256,12 @@ class Screener:
         return self._works[whole]
 
     def _make_work(self, shape: _Shape, chunks: int, local: int, shared: tuple[Any, Any]) -> _Work | None:
-        """shared: how layers and microbatches are distributed."""
+        """Return the work of a configuration; `shared` says how layers and microbatches are distributed."""
         workload, mesh = self._scenario.workload, shape.mesh
         assert workload.model is not None
         sizes = replace(Sizes.of(workload, workload.itemsize), microbatch_size=local)
         layers, microbatches = shared
-        # as if stages were assigned cyclically
+        # estimated as if stages were assigned cyclically
         slowdowns = _slowdown_by_position(mesh, self._slowdowns, microbatches != EVEN) * chunks
         speeds = [1 / factor for factor in slowdowns] if layers == BY_SPEED and self._slowdowns else ()
         try:
@@ -281,16 +283,18 @@ class Screener:
 
 
 def _slowdown_by_position(mesh: Mesh, slowdowns: Mapping[int, float], shared: bool) -> list[float]:
-    """Return the slowdown of each pipeline position: of its slowest ranks, or averaged over replicas that share
-    microbatches by their speed."""
+    """Return the slowdown of each pipeline position.
+
+    It is that of the slowest ranks, or an average over replicas that share microbatches by speed.
+    """
     of_positions = zip(*slowest_ranks(mesh, slowdowns), strict=True)
     return [len(each) / sum(1 / one for one in each) if shared else max(each) for each in of_positions]
 
 
 def _stage_work(stage: Stage, shape: _Shape, slowdown: float, within: IntraNodeModel | None) -> _Work:
-    """Return a stage's times: two partial sums and token exchanges per layer and direction, keys and values in a ring.
+    """Return a stage's times: per layer and direction, two partial sums and token exchanges; keys and values in a ring.
 
-    slowdown: factor by which compute takes longer.
+    `slowdown` is the factor by which compute takes longer.
     """
     costs, pipelined = shape.costs, shape.mesh.outside[PIPELINE] > 1
     forward_s = input_s = weight_s = 0.0
@@ -332,7 +336,7 @@ def _stage_work(stage: Stage, shape: _Shape, slowdown: float, within: IntraNodeM
     if pipelined:
         end_s += gathered_s
     else:
-        # with one stage all but the first layer's gradients overlap with compute, and nothing is gathered
+        # with a single stage, all gradients except the first layer's overlap with compute, and nothing is gathered
         idle_s = max(0.0, input_s + weight_s - gathering_s)
         end_s = max(end_s / max(1, len(stage.parts)), end_s - idle_s)
     pipe = costs[PIPELINE]
@@ -341,7 +345,7 @@ def _stage_work(stage: Stage, shape: _Shape, slowdown: float, within: IntraNodeM
 
 
 def _pipeline_s(work: _Work, ranks: int, microbatches: int, chunks: int, *, split: bool) -> float:
-    """Return the time of all microbatches through all stages and back, with `chunks` stages per rank."""
+    """Return the time of all microbatches' forward and backward passes through all stages, with `chunks` per rank."""
     turn_s = work.forward_s + work.input_s + work.weight_s
     if ranks == 1:
         return microbatches * turn_s * chunks

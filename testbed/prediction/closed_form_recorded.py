@@ -1,8 +1,9 @@
-"""Closed form for the step of a recorded job, about a millisecond per configuration.
+"""Closed form for the step of a recorded job; it takes about a millisecond per configuration.
 
-Every rank runs its operations along its streams, by their dependencies. Each takes as long as its kind of traffic with
-all groups of it busy at once (`idle_rates`); ranks do not wait for each other. The result is that, or the load of the
-busiest network part over all kinds of traffic if longer. Paths are shortest paths; policies make no difference.
+Every rank runs its operations along its streams, by their dependencies. An operation takes as long as its kind of
+traffic does when all groups of that kind are busy at once (`idle_rates`). Ranks do not wait for each other. The result
+is the time of the slowest rank, or the load of the busiest network part over all kinds of traffic if that is longer.
+Paths are shortest paths; policies make no difference.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ PLACEMENT, MAPPING, ALGORITHMS = "workload.placement", "workload.mapping", "work
 
 @dataclass(frozen=True)
 class _Traffic:
-    """A kind of traffic. collective: "" for messages. algorithm: "" for the scenario's."""
+    """A kind of traffic; `collective` is "" for messages, and `algorithm` is "" for the scenario's."""
 
     kind: str
     collective: str = ""
@@ -44,7 +45,7 @@ class _Traffic:
 
 @dataclass
 class _Use:
-    """The use of a kind of traffic: bytes of the busiest rank; its groups, or (sender, receiver) pairs."""
+    """The use of a kind of traffic: the bytes of the busiest rank, and the groups or (sender, receiver) pairs."""
 
     size_bytes: float
     joined: set[tuple[int, ...]]
@@ -61,7 +62,7 @@ class _Action:
 
 
 class RecordedScreener:
-    """Estimates step times of a scenario with a trace; `most` and `coarse` as in `Screener`."""
+    """An estimator of step times for a scenario with a trace; `most` and `coarse` are as in `Screener`."""
 
     most = 20_000
     coarse = (PLACEMENT, MAPPING, "topology", "algorithms")
@@ -134,7 +135,7 @@ class RecordedScreener:
         return found
 
     def _cost(self, traffic: _Traffic, seen: Changes) -> IdleCost:
-        """Return the cost of a kind of traffic. Raises ConfigError for changes that the scenario does not take."""
+        """Return the cost of a kind of traffic; raise ConfigError for changes that the scenario does not accept."""
         algorithm = self._algorithm(traffic, seen)
         where = {path: value for path, value in seen.items() if not path.startswith(ALGORITHMS)}
         key = json.dumps([traffic.kind, traffic.collective, algorithm, where], sort_keys=True)
@@ -183,7 +184,7 @@ class RecordedScreener:
 def _traffic_of(operation: GroupCollective | Message) -> _Traffic:
     if isinstance(operation, Message):
         return _Traffic(operation.kind)
-    # uneven rows count as if they were even
+    # uneven rows are counted as if they were even
     if operation.uneven:
         return _Traffic(operation.kind, "all_to_all")
     return _Traffic(operation.kind, operation.collective, operation.algorithm)

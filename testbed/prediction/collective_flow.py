@@ -1,8 +1,8 @@
-"""A collective as one flow, with the load that all of its messages together put on each part of the network.
+"""A collective as a single flow, with the load that all its messages together put on each part of the network.
 
-This is exact with nothing else on the network: the flow takes as long as message by message. Other traffic shares the
-network with its bytes as it would with the real connections. What is not bytes (latency, software, waiting for each
-other) follows after the bytes.
+This is exact if nothing else uses the network: the flow takes as long as the simulation of each message. Other traffic
+shares the network with the flow's bytes as it would with the real connections. The rest of the time (latency, software,
+waiting for each other) follows after the bytes.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from testbed.workload.plan_volume import group_traffic
 
 
 class Isolated(NamedTuple):
-    """How long a collective takes with nothing else on the network, and each rank's software share of that.
+    """The time of a collective with nothing else on the network, and each rank's software share of that time.
 
-    burst_bytes: the most that any connection has to send at once.
+    `burst_bytes` is the most that any connection has to send at once.
     """
 
     seconds: float
@@ -39,8 +39,9 @@ def software_part(rank: int) -> str:
 class CollectiveFlow:
     """A collective as a single message.
 
-    size_bytes: bytes of its busiest connection. shares: load on each part per byte of that connection. rest_s: isolated
-    time beyond the bytes. burst_bytes: bytes that it has to send at once.
+    `size_bytes` is the size of its busiest connection's data. `shares` is the load on each part per byte of that
+    connection. `rest_s` is the isolated time beyond that of the bytes. `burst_bytes` is the data that it has to send at
+    once.
     """
 
     size_bytes: float
@@ -50,13 +51,13 @@ class CollectiveFlow:
 
 
 def isolated_key(plan: JobPlan, operation: GroupCollective, members: Members, dscp: int) -> Hashable:
-    """Return a key that is equal for collectives with the same isolated time, in any group number and any plan."""
+    """Return a key that is equal for collectives with the same isolated time, regardless of group number and plan."""
     _, *sending = operation.exchange_key
     return *sending, members, plan.locality_of(operation.group), plan.tuning, dscp
 
 
 def isolated_plan(plan: JobPlan, operation: GroupCollective, members: Members, dscp: int) -> JobPlan:
-    """Return a plan with just this collective."""
+    """Return a plan with only this collective."""
     alone: RankPlan = (replace(operation, group=0, after=(), stream=""),)
     ranks = tuple(alone if rank in members else () for rank in range(len(plan.ranks)))
     groups, near = (("alone", members),), plan.near or plan.buildings
@@ -64,12 +65,12 @@ def isolated_plan(plan: JobPlan, operation: GroupCollective, members: Members, d
 
 
 def isolated_software(software: Software) -> Software:
-    """Return the software costs of a collective alone: its caller has accounted for launch and completion."""
+    """Return the software costs of only a collective; its caller has accounted for launch and completion."""
     return replace(software, launch_s=0.0, completion_s=0.0)
 
 
 class FlowBuilder:
-    """Turns a plan's collectives into flows, equal ones once. alone: simulates one message by message."""
+    """A builder of flows for a plan's collectives, once for equal ones; `alone` simulates one message by message."""
 
     def __init__(
         self,
@@ -81,7 +82,7 @@ class FlowBuilder:
         self._known: dict[object, CollectiveFlow | None] = {}
 
     def flow(self, operation: GroupCollective, plan: JobPlan) -> CollectiveFlow | None:
-        """Return the flow of a collective of one of the plan's groups; None where nothing is sent."""
+        """Return the flow of a collective of one of the plan's groups; None if it sends nothing."""
         key = operation.exchange_key, plan.dscp(operation)
         if key not in self._known:
             self._known[key] = self._fold(operation, plan)
@@ -106,7 +107,7 @@ class FlowBuilder:
         return CollectiveFlow(most, shares, max(0.0, alone.seconds - busy_s), alone.burst_bytes)
 
     def _paths(self, pairs: Mapping[Ends, int], dscp: int) -> Iterator[tuple[Path, float]]:
-        """Yield every path of the pairs with its bytes; several paths of a pair share in proportion to their rates."""
+        """Yield every path of the pairs with its bytes; a pair's paths share bytes in proportion to their rates."""
         taken = {ends: self.network.paths_of(ends, dscp) for ends in pairs}
         rates: Iterator[float] = iter(())
         if any(len(paths) > 1 for paths in taken.values()):

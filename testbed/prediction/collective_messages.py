@@ -27,7 +27,7 @@ from testbed.workload.plan_volume import resolve_algorithm
 
 
 def collective_plan(plan: JobPlan, operation: GroupCollective, own: int, itemsize: int) -> tuple[Plan, int]:
-    """Return one member's plan, by its number in the group, and the number of elements in the whole array."""
+    """Return the plan of the member with this number in the group, and the number of elements in the whole array."""
     groups = plan.locality_of(operation.group)
     algorithm = resolve_algorithm(operation, groups, itemsize, plan.tuning)
     return _made(operation.collective, algorithm, operation.numel, groups, own, itemsize)
@@ -56,7 +56,7 @@ SizedStage = tuple[tuple[SizedRound, ...], ...]
 def list_messages(
     plan: JobPlan, operation: GroupCollective, own: int, itemsize: int
 ) -> tuple[tuple[SizedStage, ...], ...]:
-    """Return one member's messages, by its number in the group: per channel, stage and strand."""
+    """Return the messages of the member with this number in the group, per channel, stage and strand."""
     made, elements = collective_plan(plan, operation, own, itemsize)
     bounds, (_, members) = made.bounds(elements), plan.groups[operation.group]
     here = members[own]
@@ -76,9 +76,9 @@ def list_messages(
 
 
 def message_count(plan: JobPlan, itemsize: int, most: int, chunk_bytes: float = math.inf) -> int:
-    """Return how many messages all ranks send; counting stops above `most`.
+    """Return the number of messages that all ranks send; counting stops above `most`.
 
-    chunk_bytes: messages are cut into chunks of this size, which are counted instead.
+    With `chunk_bytes`, messages are cut into chunks of this size, and the chunks are counted instead.
     """
     what = "messages", itemsize, most, chunk_bytes
     return plan.cached(what, lambda: _message_count(plan, itemsize, most, chunk_bytes))
@@ -112,7 +112,7 @@ def _sends(plan: JobPlan, operation: GroupCollective, own: int, itemsize: int, c
     return count(named, algorithm, operation.numel, groups, own, itemsize, chunk_bytes)
 
 
-@lru_cache(4096)  # searches ask for the same collectives repeatedly
+@lru_cache(4096)  # searches request the same collectives repeatedly
 def _sent(
     named: str,
     algorithm: str,
@@ -139,7 +139,7 @@ Events = Generator[list[Event], None, None]
 
 @dataclass(frozen=True)
 class Call:
-    """One member's part in a collective. key: unique per collective."""
+    """One member's part in a collective; `key` is unique per collective."""
 
     members: Members
     own: int
@@ -152,12 +152,12 @@ class Call:
 
 
 class CollectiveDriver(Messaging):
-    """Runs collectives as coroutines that wait for their messages. itemsize: bytes per element."""
+    """A driver that runs collectives as coroutines, which wait for their messages; `itemsize` is bytes per element."""
 
     itemsize: int
 
     def begin(self, steps: Events) -> Event:
-        """Run a generator; the event happens at its end."""
+        """Run a generator; the returned event happens at its end."""
         event = Event()
         self.drive(steps, event.trigger)
         return event
@@ -183,7 +183,7 @@ class CollectiveDriver(Messaging):
         over()
 
     def exchange(self, call: Call, rows: list[list[int]], how: RowsAlgorithm) -> Events:
-        """Run an all_to_all_v like `algorithms.all_to_all_v`: each pair's count, directly followed by the elements."""
+        """Run an all_to_all_v as in `algorithms.all_to_all_v`: each pair's count directly precedes its elements."""
         size = len(call.members)
         strands = min(how.concurrency, size - 1)
         yield [

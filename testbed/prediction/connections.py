@@ -28,7 +28,7 @@ Action = Callable[[], None]
 
 
 class _Transfer(NamedTuple):
-    """What a connection has to send over these paths. follows: it starts as earlier parts arrive."""
+    """The data of a connection over these paths; `follows` is true if it starts as earlier parts arrive."""
 
     key: object
     ends: Ends
@@ -41,12 +41,12 @@ class _Transfer(NamedTuple):
 
 
 class ConnectionState(NamedTuple):
-    """What connections, by key, keep from one step to the next.
+    """The state that connections, by key, keep from one step to the next.
 
     Attributes:
         lossy: Congestion windows of connections over lossy paths.
-        paces: Packets delivered per round trip, of connections still below their path's rate.
-        fluid: Idle between steps.
+        paces: Packets delivered per round trip, for connections that are still below their path's rate.
+        fluid: The fluid network, which is idle between steps.
         packets: All connections of a step that is simulated packet by packet.
     """
 
@@ -57,7 +57,7 @@ class ConnectionState(NamedTuple):
 
     @property
     def matters(self) -> bool:
-        """Whether this state changes the next step."""
+        """Whether this state affects the next step."""
         return bool(self.lossy or self.paces or self.packets)
 
 
@@ -67,7 +67,7 @@ NO_STATE = ConnectionState({}, {})
 class Connections:
     """All connections of a job.
 
-    lossy_windows, paces: of an earlier step, see `ConnectionState`.
+    `lossy_windows` and `paces` are from an earlier step, see `ConnectionState`.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Connections:
         paces: Mapping[object, float],
     ) -> None:
         self._clock, self._network, self._fluid, self._lateness = clock, network, fluid, lateness
-        # per lossy connection: when its queued data has left; how far its window is open, and since when
+        # per lossy connection: when its queued data has left; its window, and the time since which it has that size
         self._busy_until_s: dict[object, float] = {}
         self._window_open: dict[object, tuple[float, float]] = {}
         self._channels: dict[object, Channel] = {}
@@ -94,7 +94,7 @@ class Connections:
 
     @property
     def paces(self) -> dict[object, float]:
-        """The paces after this step, see `ConnectionState`."""
+        """The rates after this step, see `ConnectionState`."""
         return {key: own.packets for key, own in self._ramps.items() if own}
 
     def send(
@@ -106,9 +106,9 @@ class Connections:
             ends: Ranks of sender and receiver.
             dscp: Traffic class.
             size_bytes: Payload.
-            accepted: Happens when the socket buffers hold all of it.
-            on_sent: Called when it has left.
-            on_arrival: Called when it has arrived.
+            accepted: Event that happens when the socket buffers hold the whole message.
+            on_sent: Called when the message has left.
+            on_arrival: Called when the message has arrived.
         """
         network, key = self._network, (ends, dscp)
         paths, stripes = network.paths_of(ends, dscp), network.stripe_settings.get(ends)
@@ -142,7 +142,7 @@ class Connections:
             self._send_by_hop(key, transfer, hops_done)
             buffer.put(whole_bytes, accepted)
             return
-        # a follower's connection has its share already
+        # a follower's connection already has its share
         ahead_s = 0.0 if transfer.follows else self._fluid.ahead_s(key, shares, whole_bytes)
         until_s = clock.now_s + ahead_s
         each_bytes = whole_bytes / len(transfer.paths)
@@ -173,7 +173,7 @@ class Connections:
         buffer.put(whole_bytes, accepted)
 
     def _ramp(self, key: object, path: Path, transfer: _Transfer) -> SlowStartRamp | None:
-        """Return the ramp of a connection; None if its initial pace already reaches the path's rate."""
+        """Return the ramp of a connection; None if its initial pacing rate already reaches the path's rate."""
         if key not in self._ramps:
             network, packet_bytes = self._network, path.serialisation.packet_bytes
             slowest, round_trip_s = self._slowest(path), self._round_trip_s(path, transfer)
@@ -223,7 +223,7 @@ class Connections:
         ).start()
 
     def _await_losses(self, in_time_s: float, lossy_sends: Sequence[Sent], on_arrival: Action) -> None:
-        """Call `on_arrival` once lost packets are there too; later sends may reveal a loss sooner."""
+        """Call `on_arrival` once lost packets have arrived, too; later sends may reveal a loss sooner."""
         clock, there = self._clock, Event()
 
         def check() -> None:
@@ -239,7 +239,7 @@ class Connections:
         check()
 
     def open(self, ranks: int, before: Warmup) -> None:
-        """Open the windows of lossy paths by the warm-up's messages, each of which waits for the one before."""
+        """Grow the windows of lossy paths with the warm-up's messages, each of which waits for the previous one."""
         for rank in range(ranks):
             self._open_window((rank, (rank + 1) % ranks), before)
 
@@ -276,7 +276,7 @@ class Connections:
     def _lossy_until_s(
         self, key: object, lossy: LossyConnection | LossyDatagrams, size_bytes: float
     ) -> float:
-        """Return when this many more bytes have left a lossy connection."""
+        """Return the time when this many more bytes have left a lossy connection."""
         now_s = self._clock.now_s
         begins_s = max(now_s, self._busy_until_s.get(key, 0.0))
         if isinstance(lossy, LossyDatagrams):
@@ -309,7 +309,7 @@ class Connections:
             path = paths[channel]
             whole_bytes = part.size_bytes + part.segments * each_bytes
             latency_s = path.latency_s(whole_bytes)
-            if part.ends_bytes:  # lateness of any of the message's parts counts once
+            if part.ends_bytes:  # lateness of several of the message's parts counts only once
                 used = paths[: math.ceil(part.ends_bytes / stripes.segment_bytes)]
                 in_time_s = max(own.latency_s(part.ends_bytes / len(used)) for own in used)
                 latency_s += self._lateness.arrival_s(used, part.ends_bytes) - in_time_s
@@ -328,5 +328,5 @@ class Connections:
         return striper
 
     def _turn(self) -> int | None:
-        """Return the next rank in queues, where the transport sends messages at once."""
+        """Return the next rank in queues if the transport sends messages at once."""
         return self._fluid.next_turn() if self._network.sends_at_once else None

@@ -26,7 +26,7 @@ _known: WeakKeyDictionary[Training, Timeline] = WeakKeyDictionary()
 
 @dataclass(frozen=True)
 class DryRun:
-    """A simulated step on shortest paths. algorithm: of collectives that name none."""
+    """A simulated step on shortest paths; `algorithm` is for collectives that do not name one."""
 
     workload: Workload
     algorithm: str
@@ -34,7 +34,7 @@ class DryRun:
 
 
 def dry_run(training: Training) -> Timeline:
-    """Simulate a training plan on shortest paths. Raises ConfigError if it never completes."""
+    """Simulate a training plan on shortest paths; raise ConfigError if it never completes."""
     if training not in _known:
         try:
             plan = training.plan.with_algorithm(training.algorithm)
@@ -61,7 +61,7 @@ def _never_completes(what: str, name: str, source: tuple[str, int], error: Deadl
 def schedule_csv(tried: Mapping[str, DryRun], variant: str) -> str:
     """Return a variant's schedule as CSV, in the format of `workload.schedule.file`.
 
-    Raises ConfigError if there is no such variant, or if its step has no schedule.
+    Raise ConfigError if there is no such variant, or if its step has no schedule.
     """
     if variant not in tried:
         raise ConfigError([Problem("command line", None, "--csv", variant, f"one of {', '.join(tried)}")])
@@ -73,7 +73,7 @@ def schedule_csv(tried: Mapping[str, DryRun], variant: str) -> str:
 
 
 def dry_run_of(scenario: Scenario, workload: Workload, algorithm: str, scale: Scale) -> Timeline:
-    """Simulate any scenario without variants. Raises ConfigError if a user's own plan never completes."""
+    """Simulate any scenario without variants; raise ConfigError if a user's own plan never completes."""
     if workload.training is not None:
         return dry_run(workload.training)
     topology = scenario.topology.resolve(scale)
@@ -88,7 +88,7 @@ def dry_run_of(scenario: Scenario, workload: Workload, algorithm: str, scale: Sc
 
 
 def check_memory(workload: Workload) -> None:
-    """Raise ConfigError if a rank would keep more activations alive than the scenario's limit."""
+    """Raise ConfigError if a rank would keep more activations alive than the scenario allows."""
     training = workload.training
     if training is None or training.memory_limit_bytes is None:
         return
@@ -112,7 +112,7 @@ def check_plan_ends(scenario: Scenario, workload: Workload, scale: Scale) -> Non
 def workloads_of(scenario: Scenario, scale: Scale) -> dict[str, Workload]:
     """Return the workload of every variant by name, or of the scenario by its own name if it has no variants.
 
-    Raises ConfigError if one is inconsistent or never completes.
+    Raise ConfigError if a workload is inconsistent or never completes.
     """
     return {name: workload for name, _, workload in _variant_workloads(scenario, scale)}
 
@@ -121,7 +121,7 @@ def dry_runs(scenario: Scenario, scale: Scale) -> dict[str, DryRun]:
     """Return the dry run of every variant by name.
 
     A scenario without variants has one dry run per algorithm, by name, or a single one under its own name. A training
-    step with `parallelism` uses its first algorithm. Raises ConfigError like `workloads_of`.
+    step with `parallelism` uses its first algorithm. It raises ConfigError like `workloads_of`.
     """
     found = {}
     for name, own, workload in _variant_workloads(scenario, scale):

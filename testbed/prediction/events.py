@@ -23,7 +23,7 @@ class Event:
             action()
 
     def and_then(self, action: Callable[[], None]) -> None:
-        """Run the action when the event happens, or now if it has."""
+        """Run the action when the event happens, or now if it has already happened."""
         if self.done:
             action()
         else:
@@ -34,12 +34,12 @@ class Event:
 class Mailbox:
     """Messages of one key from one rank to another, in order.
 
-    arrived: number of messages not received yet. waiting: receives without a message. held: messages that may not
-    leave yet; each call of `allow` releases one.
+    `arrived` is the number of messages that have not been received yet. `waiting` has the receives without a message.
+    `held` has messages that may not leave yet; each call of `allow` releases one.
     """
 
     arrived: int = 0
-    waiting: list[Event] = field(default_factory=list)  # short: a list is fine
+    waiting: list[Event] = field(default_factory=list)  # short, so a list is sufficient
     held: list[Callable[[], None]] = field(default_factory=list)
     allowed: int = 0
 
@@ -59,7 +59,7 @@ class Mailbox:
             self.arrived += 1
 
     def receive(self) -> Event:
-        """Return the event that the next message has arrived."""
+        """Return the event that happens when the next message has arrived."""
         event = Event(self.arrived > 0)
         if event.done:
             self.arrived -= 1
@@ -77,9 +77,10 @@ class Mailbox:
 
 @dataclass(eq=False, slots=True)
 class SendBuffer:
-    """The socket's send buffer of one connection: a send completes once all of its message fits, before it has left.
+    """The socket send buffer of one connection; a send completes once its whole message fits, before it has left.
 
-    A message larger than the buffer completes when it has left, which is less than one buffer's time too late.
+    A message that is larger than the buffer completes when it has left. That is too late by less than the time of one
+    buffer.
     """
 
     size_bytes: float
@@ -88,7 +89,7 @@ class SendBuffer:
     waiting: deque[tuple[float, Event]] = field(default_factory=deque)
 
     def put(self, message_bytes: float, accepted: Event) -> None:
-        """Append a message; `accepted` happens when all of it is in the buffer."""
+        """Append a message; `accepted` happens when the whole message is in the buffer."""
         self.put_bytes += message_bytes
         if not self.waiting and self.put_bytes <= self.sent_bytes + self.size_bytes:
             accepted.trigger()
@@ -108,7 +109,7 @@ Action = Callable[[], None]
 class EventQueue:
     """A clock in seconds with a heap of actions; actions at the same time run in the order they were scheduled.
 
-    soon: actions at the current time, after all others.
+    `soon` has actions at the current time that run after all others.
     """
 
     def __init__(self) -> None:
@@ -118,7 +119,7 @@ class EventQueue:
         self.soon: deque[Action] = deque()
 
     def call_at(self, at_s: float, action: Action, turn: int | None = None) -> None:
-        """Schedule an action. turn: its rank among actions at the same time, taken earlier from `number`."""
+        """Schedule an action; `turn` is its rank among actions at the same time, taken earlier from `number`."""
         heappush(self.heap, (at_s, next(self.number) if turn is None else turn, action))
 
     def call_later(self, seconds: float, action: Action) -> None:
@@ -136,7 +137,7 @@ class _Task:
 
 
 class RankCompute:
-    """Compute of one rank, which slows down while the rank communicates. share: fraction of its speed that is lost."""
+    """The compute of one rank, which loses the fraction `share` of its speed while the rank communicates."""
 
     def __init__(self, clock: EventQueue, share: float) -> None:
         self._clock, self._slowdown = clock, 1 / (1 - share)
@@ -155,13 +156,13 @@ class RankCompute:
         self._wait(task)
 
     def communication_started(self) -> None:
-        """Note that a communication has started."""
+        """Record that a communication has started."""
         self._communications += 1
         if self._communications == 1:
             self._rescale(self._slowdown)
 
     def communication_ended(self) -> None:
-        """Note that a communication has ended."""
+        """Record that a communication has ended."""
         self._communications -= 1
         if not self._communications:
             self._rescale(1 / self._slowdown)
@@ -176,7 +177,7 @@ class RankCompute:
         until_s = task.end_s
 
         def finish() -> None:
-            if task.end_s == until_s and task in self._tasks:  # else it was rescaled or is over
+            if task.end_s == until_s and task in self._tasks:  # otherwise the task was rescaled or is over
                 self._tasks.remove(task)
                 task.done_callback()
 

@@ -1,10 +1,11 @@
-"""Fluid flow model: connections share the parts of a network max-min fairly.
+"""The fluid flow model: connections share the parts of a network max-min fairly.
 
 A message's bytes flow at its connection's rate and arrive one latency later. Rates are max-min fair (Bertsekas and
-Gallager, "Data Networks", section 6.5.2), to which TCP converges where queues do not overflow. Of messages that are
-sent at once and fit into queues whole, the first one takes all it can use, as a FIFO queue serves it.
+Gallager, "Data Networks", section 6.5.2), to which TCP converges where queues do not overflow. Among messages that are
+sent at once and fit entirely into queues, the first one takes all the bandwidth it can use, since a FIFO queue serves
+it first.
 
-The flows themselves are in C, `compiled/fluid.h`.
+The flows themselves are implemented in C, in `compiled/fluid.h`.
 """
 
 from __future__ import annotations
@@ -23,20 +24,20 @@ from testbed.prediction.events import EventQueue
 from testbed.spec.link_direction import QueueClass
 
 AT_ONCE = (
-    2.25  # rate relative to the slowest part from which a message is in its queue before most has left it
+    2.25  # rate relative to the slowest part; above it, that part's queue has a message before most has left
 )
 NO_TURN = -1
 
 
 class _Connection(NamedTuple):
-    """A connection of the compiled flows, and how much of a message its queues hold."""
+    """A connection of the compiled flows, and the bytes of a message that its queues hold."""
 
     number: int
     queue_bytes: float
 
 
 def held_bytes(rates: Sequence[float], queues: Sequence[float], parts: Iterable[int]) -> float:
-    """Return how much of a message the queues of its path hold if it reaches the slowest part at once; 0 if none do."""
+    """Return the bytes of a message that its path's queues hold if it reaches the slowest part at once; 0 if none."""
     held = {part: queues[part] for part in parts if queues[part]}
     if not held:
         return 0.0
@@ -49,15 +50,15 @@ class Fluid:
 
     Args:
         events: The clock.
-        capacities: Bytes per second of each part.
+        capacities: Capacity of each part in bytes per second.
         queues: Queue limit of each part in bytes; 0 by default.
-        classes: Per part with several traffic classes, the parts that model their queues.
+        classes: For each part with several traffic classes, the parts that model the queues of the classes.
 
     Attributes:
         busy: Number of connections that are sending.
 
     Raises:
-        NoCompilerError: On first use, if the flows cannot be compiled here.
+        NoCompilerError: On first use, if the flows cannot be compiled on this machine.
     """
 
     def __init__(
@@ -116,10 +117,10 @@ class Fluid:
             paths: The connection's parallel paths; the same in every call.
             size_bytes: Bytes to send.
             sent: Called when the last byte has left.
-            burst_bytes: How much of the message is in flight, or in queues, at once; the same in every call.
-            turn: Priority: lower turns go first, messages without one last, equal turns share. This models TCP data
-                sent at once that reaches the slowest part much faster than it leaves and fits into the queues.
-                Elsewhere packets of several messages interleave.
+            burst_bytes: Bytes of the message that are in flight or in queues at once; the same in every call.
+            turn: Priority: lower turns are served first, messages without a turn last, and equal turns share. This
+                models TCP data that is sent at once, reaches the slowest part much faster than it leaves, and fits into
+                the queues. In other cases the packets of several messages interleave.
         """
         connection = self._connections.get(key) or self._connect(key, paths, burst_bytes)
         tag = next(self._tags)
@@ -154,14 +155,14 @@ class Fluid:
         return connection
 
     def holds_bytes(self, key: object, paths: Sequence[PartShares]) -> float:
-        """Return how much of a message sent at once the queues on a connection's path hold; 0 if they do not."""
+        """Return the bytes of a message sent at once that the queues on a connection's path hold; 0 if none."""
         return (self._connections.get(key) or self._connect(key, paths)).queue_bytes
 
     def ahead_s(self, key: object, paths: Sequence[PartShares], size_bytes: float) -> float:
-        """Return how long until a message has left if everything in queues now goes before it, in seconds.
+        """Return the seconds until a message has left if everything that is in queues now leaves before it.
 
-        TCP's data in flight is in queues, first come, first served. A long message gets its fair share in the end; a
-        short one waits for what was there before it.
+        TCP's data in flight is in FIFO queues. A long message eventually gets its fair share; a short one waits for the
+        data that was queued before it.
         """
         connection = self._connections.get(key) or self._connect(key, paths)
         ahead_s: float = library().fluid_ahead_s(
@@ -170,19 +171,19 @@ class Fluid:
         return ahead_s
 
     def leaves_s(self) -> float:
-        """Return when the next message will have left; infinity if nothing flows."""
+        """Return the time when the next message has left; infinity if nothing flows."""
         leaves_s: float = library().fluid_leaves_s(self._flows)
         return leaves_s
 
     def leave(self) -> None:
-        """Complete messages that have left."""
+        """Complete the messages that have left."""
         flows = self._flows
         for which in range(library().fluid_find_gone(flows, self._events.now_s)):
             self._sent.pop(library().fluid_complete(flows, which))()
         self.busy = library().fluid_busy(flows)
 
     def fair_rates(self, paths: Sequence[PartShares]) -> list[float]:
-        """Return the max-min fair rates in bytes per second of these paths alone, on a network not used before."""
+        """Return the max-min fair rates of these paths alone, in bytes per second, on a so far unused network."""
         self._connect(None, paths)
         rates = array("d", bytes(8 * len(paths)))
         library().fluid_fair_rates(self._flows, _address(rates))

@@ -1,4 +1,4 @@
-"""How long each kind of traffic takes on an idle network with all of its groups busy at once."""
+"""The time of each kind of traffic on an otherwise idle network with all groups of that kind busy at once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class IdleCost:
     """The time of one kind of traffic with all groups busy: the busiest part or the longest chain of dependent blocks.
 
     Attributes:
-        latency_s: Latency.
+        latency_s: Latency in seconds.
         byte_s: Seconds per byte of an array on the busiest part.
         way: Latency and seconds per byte along the longest chain of dependent blocks.
         parts: Seconds per byte of an array, for each part of the network.
@@ -41,9 +41,9 @@ class IdleCost:
 def collective_cost(
     network: Network, groups: Sequence[Members], collective: str, algorithm: str, near: Sequence[object]
 ) -> IdleCost:
-    """Return the cost of a kind of collective; near: the locality of each rank.
+    """Return the cost of a kind of collective; `near` is the locality of each rank.
 
-    Messages share the parts they cross, and blocks wait for the rounds before them.
+    Messages share the parts that they cross, and blocks wait for earlier rounds.
     """
     loads: dict[tuple[int, int], float] = {}
     latency_s, way = 0.0, (0.0, 0.0)
@@ -51,7 +51,7 @@ def collective_cost(
         of_members = tuple(near[member] for member in members)
         pattern = _pattern(collective, algorithm, tuple(of_members.index(name) for name in of_members))
         loads |= {(members[here], members[there]): size for (here, there), size in pattern.loads.items()}
-        # a block does not cross between buildings in each round
+        # a block does not cross between buildings in every round
         ways = [(0.0, 0.0)] * len(members)
         for sends in pattern.rounds:
             before = ways.copy()
@@ -76,7 +76,7 @@ class _Pattern:
 
 @cache
 def _pattern(collective: str, algorithm: str, buildings: tuple[int, ...]) -> _Pattern:
-    """Return a collective's pattern. buildings: of the members."""
+    """Return a collective's pattern; `buildings` has the building of each member."""
     size = len(buildings)
     known = collective_of(collective)
     numel = known.part(UNIT, size)
@@ -113,7 +113,7 @@ def pairs_cost(network: Network, pairs: Iterable[tuple[int, int]]) -> IdleCost:
 
 
 def _busy(network: Network, loads: Mapping[tuple[int, int], float]) -> dict[str, float]:
-    """Return how long each part takes for these bytes per pair of ranks, in seconds per byte of a `UNIT` array."""
+    """Return each part's time for these bytes per pair of ranks, in seconds per byte of a `UNIT` array."""
     through: dict[str, float] = {}
     for ends, size_bytes in loads.items():
         for part in network.paths[ends].parts:

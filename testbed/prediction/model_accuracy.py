@@ -1,4 +1,4 @@
-"""The model's errors on packet measurements that it had not seen, by kind of scenario."""
+"""The model's errors on held-out packet measurements, by kind of scenario."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from testbed.spec.catalogue import model_errors
 from testbed.spec.scenario import Scenario
 from testbed.workload.models import dimensions
 
-MEASURED_TRANSPORTS = ("tcp", "striped")  # those that benchmarks/held_out samples
+MEASURED_TRANSPORTS = ("tcp", "striped")  # the transports that benchmarks/held_out samples
 
 
 @dataclass(frozen=True)
@@ -18,9 +18,9 @@ class ModelErrors:
 
     Attributes:
         what: Description of the kind.
-        median: Largest median error of the points that state one.
+        median: Largest median error of the points that have one.
         points: Number of those points.
-        of: Configurations in those points.
+        of: Number of configurations in those points.
         worst: Largest error of all configurations.
         measured: Number of all configurations.
     """
@@ -48,9 +48,9 @@ def parse_errors(entry: Any) -> ModelErrors:
 
 
 def stated_error(scenario: Scenario, by_packets: bool) -> float | None:
-    """Return the worst known error of the model on this kind of scenario, as a share; None where none was measured.
+    """Return the model's worst known error on this kind of scenario, as a share; None if it was never measured.
 
-    by_packets: whether the step is simulated packet by packet, not as a fluid.
+    `by_packets` is true if the step is simulated packet by packet, not as a fluid.
     """
     kind = kind_of(scenario)
     if kind is None or scenario.transport.kind not in MEASURED_TRANSPORTS:
@@ -60,7 +60,7 @@ def stated_error(scenario: Scenario, by_packets: bool) -> float | None:
 
 
 def kind_of(scenario: Scenario) -> str | None:
-    """Return the scenario's kind in `data/model_errors.yaml`; None where no such kind was measured."""
+    """Return the scenario's kind in `data/model_errors.yaml`; None if no such kind was measured."""
     workload, lossy = scenario.workload, scenario.topology.resolve().lossy
     if workload.is_recorded:
         return None if lossy else "recorded"

@@ -1,7 +1,7 @@
 """Networks and collectives as columns for the compiled simulation: lanes, transfers, connections, messages.
 
 A lane is a pair of ranks in one direction and traffic class. A member's part in a collective does not depend on the
-network; its messages' transfers do.
+network, but the transfers of its messages do.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MEAN = LossDelay()
 
 
 def is_plain(network: Network) -> bool:
-    """Whether messages are only bytes on lossless paths, without striping, classes, pacing or requests."""
+    """Return whether messages are only bytes on lossless paths, without striping, classes, pacing or requests."""
     several = (path for paths in network.parallel.values() for path in paths)
     beside = (
         network.packets,
@@ -44,14 +44,14 @@ def is_plain(network: Network) -> bool:
 
 
 class Called(NamedTuple):
-    """A collective on a network. transfer: the transfer number of each send."""
+    """A collective on a network; `transfer` has the transfer number of each send."""
 
     call: Call
     transfer: NDArray[np.int32]
 
 
 class Connection(NamedTuple):
-    """A connection. paths: parts and loads of each path."""
+    """A connection; `paths` has the parts and loads of each path."""
 
     paths: tuple[dict[int, float], ...]
     queue_bytes: float
@@ -114,7 +114,7 @@ class NetworkColumns:
         return Connection(numbered, queue_bytes, burst_bytes)
 
     def transfer(self, ends: Ends, size_bytes: int, dscp: int) -> int:
-        """Return the number of a transfer of so many bytes over a lane."""
+        """Return the number of a transfer of this many bytes over a lane."""
         key = ends, size_bytes, dscp
         if (known := self._transfers.get(key)) is not None:
             return known
@@ -128,7 +128,7 @@ class NetworkColumns:
         return self._transfers[key]
 
     def called(self, plan: JobPlan, operation: GroupCollective) -> Called:
-        """Return a collective of one of the plan's groups."""
+        """Return the columns of a collective of one of the plan's groups."""
         _, members = plan.groups[operation.group]
         dscp = plan.dscp(operation)
         key = isolated_key(plan, operation, members, dscp)
@@ -173,7 +173,7 @@ class Call(NamedTuple):
     Attributes:
         members: Number of members.
         boxes: Number of mailboxes that their messages use.
-        rows: `PARTS`: per member its number of channels, per channel its stages, and so on; the last two are per round.
+        rows: `PARTS`: the number of channels per member, of stages per channel, and so on; the last two are per round.
             `BOXES`: the mailbox of each send and of each receive.
         kinds: Distinct sends: source, target, bytes.
         kind: Index in `kinds` of each send.
@@ -186,7 +186,7 @@ class Call(NamedTuple):
     kind: NDArray[np.int32]
 
 
-_known: IdentityCache[Call] = IdentityCache(1024)  # searches use the same ones on many networks
+_known: IdentityCache[Call] = IdentityCache(1024)  # searches use the same collectives on many networks
 
 
 def call_of(plan: JobPlan, operation: GroupCollective, itemsize: int) -> Call:
@@ -210,7 +210,7 @@ def _made(plan: JobPlan, operation: GroupCollective, itemsize: int) -> Call:
 
 
 class _Found:
-    """Collects the messages of members one by one."""
+    """A collector of members' messages, one member at a time."""
 
     def __init__(self) -> None:
         self.rows: dict[str, list[int]] = {name: [] for name in (*PARTS, *BOXES)}

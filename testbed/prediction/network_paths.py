@@ -1,4 +1,4 @@
-"""The network paths between ranks, as the flight recorder's dumps have them."""
+"""The network paths between ranks, as stored in flight recorder dumps."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ALL_PAIRS_RANKS = 64  # above this, only pairs that the plan uses
 
 
 def network_paths(job: Job, calibration: Calibration) -> NetworkPaths:
-    """Return every connection's path at the start of a run; figures are emulated. Raises ControllerError."""
+    """Return every connection's path at the start of a run, in emulated figures; raise ControllerError on failure."""
     routes = Routes(job, calibration)
     hosts = {rank: host.name for rank, host in enumerate(job.hosts)}
     flows = [flow for algorithm in job.scenario.algorithms for flow in job.flows_of(algorithm)]
@@ -32,7 +32,7 @@ def network_paths(job: Job, calibration: Calibration) -> NetworkPaths:
 
 
 def _unused_pairs(job: Job, flows: Iterable[Flow]) -> Iterator[Flow]:
-    """Yield flows of pairs that the plan does not use: barriers and the agreement on a step's start do."""
+    """Yield flows of pairs that the plan does not use, but barriers and the agreement on a step's start do."""
     ranks = {host.name: rank for rank, host in enumerate(job.hosts)}
     if len(ranks) > ALL_PAIRS_RANKS:
         return
@@ -42,7 +42,7 @@ def _unused_pairs(job: Job, flows: Iterable[Flow]) -> Iterator[Flow]:
 
 
 def _path(routes: Routes, flow: Flow) -> PairPath | None:
-    """Return one connection's path; None where a switch drops it."""
+    """Return one connection's path; None if a switch drops its packets."""
     (source, one), (target, other) = routes.hosts[flow.source], routes.hosts[flow.destination]
     up, down = routes.nodes(one, other)
     rising, falling = routes.inside(one, other)

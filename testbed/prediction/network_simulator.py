@@ -31,9 +31,9 @@ PLAYED = 0
 
 
 class Outcome(NamedTuple):
-    """Start and end of operations, for all ranks one after the other.
+    """The start and end of operations, for all ranks one after another.
 
-    worked_s: software time of each rank. burst_bytes: the most that any pair had to send at once.
+    `worked_s` is the software time of each rank. `burst_bytes` is the most that any pair has to send at once.
     """
 
     columns: PlanColumns
@@ -49,7 +49,7 @@ class Outcome(NamedTuple):
 
     @property
     def alive(self) -> tuple[float, ...]:
-        """Peak bytes of activations of each rank, as `timeline.peak_activation_bytes` computes them."""
+        """Return each rank's peak activation bytes, as `timeline.peak_activation_bytes` computes them."""
         return tuple(map(self._alive, range(len(self.columns.rank_pattern))))
 
     def _alive(self, rank: int) -> float:
@@ -66,9 +66,9 @@ Fold = Callable[[GroupCollective], CollectiveFlow | None]
 def play(
     plan: JobPlan, network_columns: NetworkColumns, software: Software, fold: Fold | None = None
 ) -> Outcome | None:
-    """Simulate a plan; None if only `simulate` can, which also reports what is wrong with it.
+    """Simulate a plan; return None if only `simulate` can do so (it also reports errors in the plan).
 
-    fold: returns a collective as one flow; None to send its messages.
+    `fold` returns a collective as one flow; None to send its messages.
     """
     protocol = PROTOCOLS.find(software.protocol)
     handled = software.launch_s or software.completion_s or software.computing_share
@@ -112,7 +112,7 @@ def _arrays(
     columns: PlanColumns,
     flows: Sequence[CollectiveFlow | None] | None,
 ) -> dict[str, NDArray[Any]]:
-    """Return the arrays of `Step` by name. flows: of folded collectives, by kind; None: they send messages."""
+    """Return the arrays of `Step` by name; `flows` has the flows of folded collectives by kind, or is None."""
     what = np.zeros(int(columns.rank_first[-1]), dtype=np.int32)
     messages, sends = columns.messages, columns.messages.sends
     what[messages.place] = messages.box
@@ -131,7 +131,7 @@ def _arrays(
         for flow in flows or ()
         if flow is not None
     ]
-    # only after the last transfer is known
+    # possible only after the last transfer is known
     network = dict(network_columns.columns())
     if folded:
         network |= connection_columns([*network_columns.connections, *folded])
@@ -187,7 +187,7 @@ def _joined(rows: Sequence[NDArray[np.int32]]) -> NDArray[np.int32]:
 def _flowing(
     plan: JobPlan, columns: PlanColumns, flows: Sequence[CollectiveFlow | None], first: int
 ) -> dict[str, NDArray[Any]]:
-    """Return the arrays of folded collectives. first: number of their first connection."""
+    """Return the arrays of folded collectives; `first` is the number of their first connection."""
     groups = [kind.group for kind in columns.kinds]
     flowing = np.array([flow is not None for flow in flows], dtype=bool)
     return as_columns(
@@ -208,11 +208,11 @@ _isolated_plans: IdentityCache[JobPlan] = IdentityCache(
 
 
 class _NotPlain(Exception):
-    """An isolated collective needs `simulate`."""
+    """The exception raised if an isolated collective needs `simulate`."""
 
 
 class NetworkSimulator:
-    """Simulates plans on one network. isolated: cache of isolated collective times, shared with `simulate`."""
+    """A simulator of plans on one network; `isolated` caches isolated collective times, shared with `simulate`."""
 
     def __init__(self, network: Network, ranks: int, itemsize: int, software: Software) -> None:
         self.network, self.itemsize, self.software = network, itemsize, software
@@ -221,7 +221,7 @@ class NetworkSimulator:
         self._flows: dict[Hashable, CollectiveFlow | None] = {}
 
     def play(self, plan: JobPlan, *, folded: bool) -> Outcome | None:
-        """Simulate a plan, see `simulate`; None if only that can."""
+        """Simulate a plan, see `simulate`; return None if only that function can."""
         try:
             return play(plan, self.columns, self.software, self._fold(plan) if folded else None)
         except _NotPlain:

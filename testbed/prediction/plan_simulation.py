@@ -1,8 +1,7 @@
-"""One simulation of a job's plan on a fluid network: when each operation starts and ends, or why the plan deadlocks.
+"""One simulation of a job's plan on a fluid network: the start and end of each operation, or why the plan deadlocks.
 
-Operations start by the same rule as on real ranks (`dependency_tracker`), and collectives send the messages of the
-same plans. Compute takes exactly its duration. A message takes its time in the fluid model, and `message_s` at each
-end.
+Operations start by the same rule as on real ranks (`dependency_tracker`), and collectives send the same messages.
+Compute takes exactly its duration. A message takes its time in the fluid model, plus `message_s` at each end.
 """
 
 from __future__ import annotations
@@ -36,14 +35,14 @@ from testbed.workload.dependency_tracker import DependencyTracker, dependency_or
 from testbed.workload.dispatch import Dispatching, ExecutedPlan, GrowingPlan, Sending
 from testbed.workload.plan import Block, Computing, GroupCollective, JobPlan, Message, Operation, Pause
 
-MAX_WARMUP_STEPS = 8  # warm-up steps that are simulated at most
+MAX_WARMUP_STEPS = 8  # maximum number of simulated warm-up steps
 SAME = 1e-6  # relative difference below which two consecutive steps count as converged
-SETTLED = 1e-3  # the same where steps differ only because windows are still opening
-PACED = 4  # isolated runs of a collective whose connections are paced
+SETTLED = 1e-3  # the same for steps that differ only because windows are still growing
+PACED = 4  # number of isolated runs of a collective whose connections are paced
 
 
 class PlanSimulation(CollectiveDriver):
-    """A single use of the network by a plan; `restart` makes the next one on the same connections."""
+    """A single use of the network by a plan; `restart` creates the next one on the same connections."""
 
     def __init__(
         self,
@@ -78,9 +77,9 @@ class PlanSimulation(CollectiveDriver):
         self.simulations: list[PlanSimulation] = [self]  # all simulations of this plan
 
     def restart(self, lateness: LossDelay, state: ConnectionState | None = None) -> PlanSimulation:
-        """Return a fresh simulation of the same plan that shares what was folded.
+        """Return a new simulation of the same plan that shares the folded collectives.
 
-        state: the connection state to start with; None for the current state of this simulation's connections.
+        `state` is the connection state to start with; None for the current state of this simulation's connections.
         """
         serving = None if self.serving is None else self.serving.dispatching
         state = self.state if state is None else state
@@ -92,7 +91,7 @@ class PlanSimulation(CollectiveDriver):
         return other
 
     def run_settled(self, lateness: LossDelay, before: Warmup) -> Timeline:
-        """Return the median step after the warm-up, once windows have opened or losses have settled."""
+        """Return the median step after the warm-up, once windows have grown or losses have settled."""
         step = self._warmed_up(lateness, before)
         steps = [step.run()]
         limit = 1 if lateness.draw else before.most_steps
@@ -129,11 +128,11 @@ class PlanSimulation(CollectiveDriver):
 
     @property
     def differs(self) -> bool:
-        """Whether consecutive steps can differ: rates or round trips are probed, or losses drive the windows."""
+        """Whether consecutive steps can differ because rates or round trips are probed, or losses drive the windows."""
         return self.network.paces_by_measured_rates or self.connections.overflowed
 
     def run(self) -> Timeline:
-        """Run the step to its end. Raises Deadlock."""
+        """Run the step to its end; raise Deadlock if it cannot complete."""
         for rank in range(len(self.plan.ranks)):
             self._start_ready(rank)
         self.run_until_idle()
@@ -190,7 +189,7 @@ class PlanSimulation(CollectiveDriver):
             self._communicate(rank, operation, on_done)
 
     def _run_chain(self, rank: int, first: int, duration_s: float) -> None:
-        """Advance through a chain of timed operations at once: nothing can change when they end."""
+        """Advance through a chain of timed operations at once, since nothing can change when they end."""
         tracker = self.trackers[rank]
         following, plan = tracker.following, cast("Sequence[Computing | Pause]", tracker.plan)
         started, ended = self.started[rank], self.ended[rank]
@@ -220,7 +219,7 @@ class PlanSimulation(CollectiveDriver):
             self.serving.ended(rank, index)
 
     def _communicate(self, rank: int, operation: Operation, on_done: Callable[[], None]) -> None:
-        """Communicate with launch and completion overhead, which slows down the rank's compute meanwhile."""
+        """Communicate with launch and completion overhead; meanwhile the rank's compute is slowed down."""
         software, computing = self.software, self.computing[rank]
 
         def ended() -> None:
@@ -240,7 +239,7 @@ class PlanSimulation(CollectiveDriver):
             self._exchange_messages(rank, operation, complete)
 
     def _copy_block(self, rank: int, block: Block, on_done: Callable[[], None]) -> None:
-        """Copy a block through memory windows: no control message, no effect on compute."""
+        """Copy a block through memory windows, without a control message or an effect on compute."""
         ends = (rank, block.peer) if block.sends else (block.peer, rank)
         key = ("block", *ends, block.tag)
         if block.sends:
@@ -290,7 +289,7 @@ class PlanSimulation(CollectiveDriver):
         self.fluid.send(flow, [flow.shares], flow.size_bytes, left, flow.burst_bytes)
 
     def _isolated_cost(self, operation: GroupCollective, members: Members, dscp: int) -> Isolated:
-        """Return how long a collective takes, message by message, with nothing else on the network."""
+        """Return a collective's time, simulated message by message, with nothing else on the network."""
         key = isolated_key(self.plan, operation, members, dscp)
         if key not in self.isolated:
             self.isolated[key] = self._isolated(operation, members, dscp)
@@ -298,10 +297,10 @@ class PlanSimulation(CollectiveDriver):
 
     def _isolated(self, operation: GroupCollective, members: Members, dscp: int) -> Isolated:
         plan, software = isolated_plan(self.plan, operation, members, dscp), isolated_software(self.software)
-        # a wait for several messages ends with the latest: the mean delay would make them all equal
+        # a wait for several messages ends with the latest one; the mean delay would make all of them equal
         drawn = [LossDelay(Random(f"{members}/{draw}")) for draw in range(self.isolated_draws)]
         state, took_s, simulations = NO_STATE, [], []
-        # pacing by the delivered rate ramps up within a few runs
+        # pacing based on the delivered rate ramps up within a few runs
         for lateness in drawn or [MEAN] * (PACED if self.network.first_pace else 1):
             one = PlanSimulation(plan, self.network, self.itemsize, software, False, lateness, state=state)
             took_s.append(one.run().step_time_s)
@@ -313,7 +312,7 @@ class PlanSimulation(CollectiveDriver):
         clear_references(simulations)
         return result
 
-    # ---- collectives, by the plans that real ranks have
+    # ---- collectives, from the plans of real ranks
 
     def _number(self, rank: int, operation: GroupCollective) -> Key:
         """Return the key of a rank's next collective in a group; all members get the same key."""
@@ -341,7 +340,7 @@ class PlanSimulation(CollectiveDriver):
 
 
 class RequestDispatcher:
-    """Assigns requests to servers as they arrive and extends the ranks' plans; control messages take no time."""
+    """A dispatcher that assigns arriving requests to servers and extends ranks' plans; its messages take no time."""
 
     def __init__(self, simulation: PlanSimulation, dispatching: Dispatching) -> None:
         self.simulation, self.dispatching = simulation, dispatching

@@ -1,8 +1,8 @@
 """Message protocols on a fluid network, and the software cost of messages at both ends.
 
-Models `transport.protocols` and `transport.host_costs`. A rank handles one message after another, at both ends. A
-`rendezvous` message leaves once the receiver has announced that it waits. A `staged` message goes in chunks, with at
-most one chunk per slot in flight.
+This models `transport.protocols` and `transport.host_costs`. Ranks at both ends handle one message after another. A
+`rendezvous` message leaves once the receiver has announced that it is waiting. A `staged` message is sent in chunks,
+with at most one chunk per slot in flight.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from testbed.prediction.events import Event, EventQueue, Mailbox
 from testbed.prediction.fluid import Fluid
 from testbed.prediction.packets.connections import PacketConnections
 
-SOON_S = 1e-9  # times further apart than this are distinct whatever the clock's rounding
+SOON_S = 1e-9  # times further apart than this are distinct despite the clock's rounding
 
 Key = tuple[object, ...]
 
@@ -30,8 +30,8 @@ Key = tuple[object, ...]
 class _Staged:
     """A message in chunks, with its counters.
 
-    granted: chunks that may leave. begun: chunks that have left. waiting: chunks that arrived before their receive.
-    leaving: chunks that are being copied out of their slots, or have been. done: chunks copied out.
+    All attributes count chunks. `granted` may leave, `begun` have left, and `waiting` arrived before their receive.
+    `leaving` are being copied out of their slots or have been, and `done` have been copied out.
     """
 
     ends: Ends
@@ -50,9 +50,10 @@ class _Staged:
 class _StagedQueue:
     """Messages of one key, in order.
 
-    sends: messages with chunks to send. unreceived: messages without their receive. receives: receives without their
-    message. unannounced: messages whose receiver has not announced that it waits. announced: announcements without
-    their message. full: slots that hold chunks of announced messages, as the sender knows.
+    `sends` has messages with chunks to send, `unreceived` messages without their receive, and `receives` receives
+    without their message. `unannounced` has messages whose receiver has not announced that it is waiting, and
+    `announced` announcements without their message. `full` counts slots that have chunks of announced messages, as far
+    as the sender knows.
     """
 
     sends: deque[_Staged] = field(default_factory=deque)
@@ -69,7 +70,7 @@ MEAN = LossDelay()
 class Messaging(EventQueue):
     """The simulated clock and network, with messages sent over it.
 
-    worked_s: software time of each rank. burst_bytes: the most that any pair had to send at once.
+    `worked_s` is the software time of each rank. `burst_bytes` is the most that any pair has to send at once.
     """
 
     def __init__(
@@ -127,7 +128,7 @@ class Messaging(EventQueue):
                 continue
             leaves_s = fluid.leaves_s()
             if heap and heap[0][0] <= leaves_s:
-                # callbacks of messages that leave at this very time belong to it
+                # callbacks of messages that leave at this time belong to this time
                 self.now_s = heap[0][0]
                 if leaves_s - self.now_s > SOON_S:  # usually no message leaves now
                     continue
@@ -139,15 +140,15 @@ class Messaging(EventQueue):
         """Start to send a message.
 
         Args:
-            key: Messages of one key arrive in order.
+            key: Key of the message; messages with one key arrive in order.
             ends: Ranks of sender and receiver.
             size_bytes: Payload.
             dscp: Traffic class.
             held: Whether the message waits for its receive.
 
         Returns:
-            The event that the connection has taken the last byte or, where it is written directly into the receiver's
-            memory, that the sender knows it has arrived.
+            The event that the connection has accepted the last byte. For a message that is written directly into the
+            receiver's memory, it is the event that the sender knows of its arrival.
         """
         accepted, mailbox = Event(), self._mailbox(key)
         if self._copied:
@@ -168,7 +169,7 @@ class Messaging(EventQueue):
         return accepted
 
     def receive(self, key: Key, ends: Ends, size_bytes: int, dscp: int) -> Event:
-        """Return the event that the next message of this key has arrived."""
+        """Return the event that happens when the next message of this key has arrived."""
         mailbox = self._mailbox(key)
         if self._copied:
             mailbox.allow()
@@ -184,9 +185,9 @@ class Messaging(EventQueue):
         return mailbox.receive()
 
     def put(self, key: Key, ends: Ends, size_bytes: int, dscp: int) -> Event:
-        """Start a one-sided write into the peer's memory, followed by a signal, whatever the protocol.
+        """Start a one-sided write into the peer's memory, followed by a signal, with any protocol.
 
-        Returns the same event as `send`. The peer's software handles only the signal.
+        The returned event is the same as that of `send`. The peer's software handles only the signal.
         """
         accepted, mailbox = Event(), self._mailbox(key)
 
@@ -196,7 +197,7 @@ class Messaging(EventQueue):
         def transmit() -> None:
             self._transmit(ends, size_bytes, dscp, deliver, accepted, worked=False)
 
-        if self.network.is_written(ends, size_bytes):  # the sender first asks for the address
+        if self.network.is_written(ends, size_bytes):  # the sender first requests the address
             self.call_later(self._request_s(ends, dscp), transmit)
         else:
             transmit()
@@ -204,15 +205,15 @@ class Messaging(EventQueue):
         return accepted
 
     def wait_signal(self, key: Key) -> Event:
-        """Return the event that the next signal of this key has arrived."""
+        """Return the event that happens when the next signal of this key has arrived."""
         return self._mailbox(key).receive()
 
     def _reply_s(self, ends: Ends, dscp: int, size_bytes: float = 0) -> float:
-        """Return the latency of a reply of this size, from receiver to sender."""
+        """Return the latency of a reply of this size from the receiver to the sender."""
         return self.lateness.arrival_s(self.network.paths_of(ends[::-1], dscp), size_bytes)
 
     def _request_s(self, ends: Ends, dscp: int) -> float:
-        """Return the round trip of a request that takes the message's path, with its reply."""
+        """Return the round-trip time of a request on the message's path and its reply."""
         there_s = self.lateness.arrival_s(self.network.paths_of(ends, dscp), NOTE_BYTES)
         return there_s + self._reply_s(ends, dscp, NOTE_BYTES)
 
@@ -253,7 +254,7 @@ class Messaging(EventQueue):
         if note and not worked:  # sent by the NIC itself
             transmit()
         elif self.network.needs_grants:
-            # the pair's earlier data would delay it for as long anyway
+            # the pair's earlier data would delay it by as much anyway
             self._work(
                 source, size_bytes, lambda: self.call_later(self._request_s(ends, dscp), transmit), note
             )
@@ -261,7 +262,7 @@ class Messaging(EventQueue):
             self._work(source, size_bytes, transmit, note)
 
     def _work(self, rank: int, size_bytes: float, action: Callable[[], None], note: bool) -> None:
-        """Handle a message in a rank's software, one after the other; the hand-over delays no other message."""
+        """Handle a message in a rank's software, one at a time; the hand-over delays no other message."""
         software, now_s, until_s = self.software, self.now_s, self.busy_until_s[rank]
         cost_s = size_bytes * software.byte_s + (software.note_cost_s if note else software.message_s)
         self.worked_s[rank] += cost_s
@@ -298,7 +299,7 @@ class Messaging(EventQueue):
         return received
 
     def _announce(self, queue: _StagedQueue) -> None:
-        """Let the sender know that a message is waited for."""
+        """Notify the sender that the receiver is waiting for a message."""
         if queue.unannounced:
             message = queue.unannounced.popleft()
             message.granted = len(message.chunks)
@@ -319,7 +320,7 @@ class Messaging(EventQueue):
                 self._take_out(queue, message)
 
     def _fill_slots(self, queue: _StagedQueue) -> None:
-        """Send chunks of the first message in all slots; the next message follows its last chunk.
+        """Send chunks of the first message in all free slots; the next message follows its last chunk.
 
         Messages with announced receives share the slots.
         """
@@ -356,7 +357,7 @@ class Messaging(EventQueue):
 
         def out() -> None:
             message.done += 1
-            # a slot that nobody waits for needs no note: a later announcement says that it is free
+            # a slot that nobody waits for needs no note, since a later announcement reports it as free
             if wanted():
                 self._transmit(message.ends[::-1], NOTE_BYTES, message.dscp, free, Event(), note=True)
             elif slots.announced:

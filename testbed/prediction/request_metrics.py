@@ -28,7 +28,7 @@ Key = tuple[str, str]
 
 @dataclass(frozen=True)
 class LinkLoad:
-    """Payload that one direction of a link carries per step, as planned and as sent; real bytes."""
+    """Payload that one direction of a link carries per step, as planned and as sent, in real bytes."""
 
     name: str
     rate_bps: float
@@ -38,18 +38,18 @@ class LinkLoad:
 
 @dataclass(frozen=True)
 class ServedStep:
-    """The requests of one step; real seconds and bytes.
+    """The requests of one step, in real seconds and bytes.
 
     Attributes:
-        times: Of each request that counts.
+        times: Times of each counted request.
         arrived: Number of requests.
-        last_s: Arrival of the last one.
-        lost: Requests that count and were never answered.
+        last_s: Arrival time of the last request.
+        lost: Number of counted requests that were never answered.
         step_s: Duration of the step.
-        busy_s: Compute time by accelerator name.
+        busy_s: Compute time, by accelerator name.
         links: Load of each link.
         failures: Retries and outages, with the fields of the results' `Serving`.
-        predicted_s: Latencies by the model, if it has any.
+        predicted_s: Latencies predicted by the model, if any.
     """
 
     times: tuple[RequestTime, ...]
@@ -74,10 +74,10 @@ def served_step(
 
     Args:
         job: The job as it was executed.
-        algorithm: For collectives that name none.
+        algorithm: Algorithm of collectives that do not name one.
         spans: Start and end of each rank's operations, in emulated seconds from the step's start.
         sent: Emulated payload sent per pair of ranks; None for the planned payload.
-        predicted_s: Latencies by the model, where `spans` are measured.
+        predicted_s: Latencies predicted by the model, if `spans` are measured.
     """
     serving, scale = job.workload.serving, job.scale
     assert serving is not None
@@ -137,7 +137,7 @@ def serving_figures(spec: InferenceSpec, steps: Sequence[ServedStep]) -> dict[st
 
 
 def _mean_links(steps: Sequence[ServedStep], step_s: float) -> list[dict[str, Any]]:
-    """Return each link's mean load per step; step_s is the total time of all steps."""
+    """Return each link's mean load per step; `step_s` is the total time of all steps."""
     loads: dict[str, list[LinkLoad]] = defaultdict(list)
     for link in (link for step in steps for link in step.links):
         loads[link.name].append(link)
@@ -167,7 +167,7 @@ def latencies(values: Sequence[float]) -> dict[str, float]:
 
 
 def _lost(serving: Serving) -> int:
-    """Return how many requests that count were never answered."""
+    """Return the number of counted requests that were never answered."""
     lost = serving.dispatched.lost if serving.dispatched else ()
     numbers = (
         number for one in lost for number in range(serving.batches[one].first, serving.batches[one].end)
@@ -240,7 +240,7 @@ def _parts(times: Sequence[RequestTime]) -> dict[str, Any]:
 def _links(
     topology: Topology, hosts: Sequence[Host], expected: Pairs, observed: Pairs, scale: Scale
 ) -> Iterator[LinkLoad]:
-    """Return the load of everything that carried payload: hosts' and nodes' NICs, links between buildings."""
+    """Return the load of all links that carried payload: NICs of hosts and nodes, and links between buildings."""
     rates: dict[Key, float] = {}
     link_names = _LinkNames(topology, hosts, rates)
     counts: list[defaultdict[Key, float]] = [defaultdict(float), defaultdict(float)]
@@ -255,7 +255,7 @@ def _links(
 
 
 class _LinkNames:
-    """The links between two ranks, by name. rates: filled with the emulated rate of each link named so far."""
+    """The links between two ranks, by name; `rates` collects the emulated rate of each link named so far."""
 
     def __init__(self, topology: Topology, hosts: Sequence[Host], rates: dict[Key, float]) -> None:
         self.hosts, self.rates = hosts, rates
@@ -273,7 +273,7 @@ class _LinkNames:
             self.between[link.b, link.a] += link.b_to_a.rate_bps
 
     def of(self, source: int, target: int) -> list[Key]:
-        """Return the links between two ranks; without a direct link between their buildings just the NICs."""
+        """Return the links between two ranks; only the NICs if there is no direct link between their buildings."""
         here, there = self.hosts[source], self.hosts[target]
         found = [
             self._add((here.name, "out"), here.nic.rate_bps),
@@ -302,10 +302,10 @@ class Parts:
     """The parts of a request's time, in real seconds.
 
     Attributes:
-        batching_s: Until its batch was closed, or sent again.
-        queue_s: Waiting for busy accelerators.
-        transfer_s: From when data was ready to be sent until it arrived, including waits for the same link.
-        compute_s: Compute.
+        batching_s: Time until its batch was closed or retried.
+        queue_s: Time spent waiting for busy accelerators.
+        transfer_s: Time from when data was ready to be sent until it arrived, including waits for the same link.
+        compute_s: Compute time.
     """
 
     batching_s: float = 0.0
@@ -321,7 +321,7 @@ class Parts:
 
 @dataclass(frozen=True)
 class RequestTime:
-    """A request's arrival, the first and last part of its answer, and the parts of its time; real seconds."""
+    """A request's arrival, the first and last part of its answer, and the parts of its time, in real seconds."""
 
     arrival_s: float
     first_s: float
@@ -330,12 +330,12 @@ class RequestTime:
 
     @property
     def latency_s(self) -> float:
-        """Time from the arrival, whether or not a server was free then."""
+        """Time from the request's arrival, whether or not a server was free."""
         return self.last_s - self.arrival_s
 
 
 def request_times(serving: Serving, spans: Spans, scale: Scale) -> list[RequestTime]:
-    """Return the times of every request that counts, in order of arrival. spans: emulated, from the step's start."""
+    """Return the times of all counted requests, in arrival order; `spans` are emulated, from the step's start."""
     walk = _Walk(serving.plan, spans)
     found = []
     for answer in serving.answers:
@@ -353,13 +353,13 @@ def request_times(serving: Serving, spans: Spans, scale: Scale) -> list[RequestT
 
 
 def at_share(values: Sequence[T], share: float) -> T:
-    """Return a quantile by nearest rank. values: sorted. share: from 0 to 1."""
-    # 0.07 * 200 is a little more than 14
+    """Return a quantile of sorted values by nearest rank; `share` is from 0 to 1."""
+    # in floating point, 0.07 * 200 is slightly more than 14
     return values[max(0, math.ceil(share * len(values) - 1e-9) - 1)]
 
 
 class _Walk:
-    """Walks from an answer back to its batch along the dependencies that ended last."""
+    """A walk from an answer back to its batch along the dependencies that ended last."""
 
     def __init__(self, plan: JobPlan, spans: Spans) -> None:
         self.plan, self.spans = plan, spans
@@ -378,7 +378,7 @@ class _Walk:
         return max((Mark(mark.rank, number) for number in after), key=self._end_s)
 
     def back_from(self, mark: Mark) -> tuple[float, float, float, float]:
-        """Return when the batch was closed, and the queue, transfer and compute time since; emulated seconds."""
+        """Return when the batch was closed, and the queue, transfer and compute times since, in emulated seconds."""
         queue_s = transfer_s = compute_s = 0.0
         while True:
             operation = self.plan.ranks[mark.rank][mark.number]

@@ -1,4 +1,4 @@
-"""Paths of a job's connections under its policy, link by link, and the model's network with those paths."""
+"""The paths of a job's connections under its policy, link by link, and the model's network with those paths."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Marked = tuple[tuple[str, Direction], int]
 
 
 def model_of(job: Job, control: str) -> str:
-    """Return the congestion control by which the model approximates one of the kernel's."""
+    """Return the congestion control that the model uses to approximate one of the kernel's."""
     return (job.scenario.transport.congestion_models or {}).get(control, control)
 
 
@@ -76,7 +76,7 @@ class Routes:
         }
 
     def paths(self, flows: Sequence[Flow]) -> Iterator[tuple[Ends, Flow, Path, dict[str, float]]]:
-        """Yield every flow between buildings with its ranks, its path, and capacities of parts that are not links."""
+        """Yield every flow between buildings with its ranks, path, and the capacities of parts that are not links."""
         for flow in flows:
             (source, one), (target, other) = self.hosts[flow.source], self.hosts[flow.destination]
             if one.building != other.building:
@@ -85,7 +85,7 @@ class Routes:
     def packets(self, flows: Sequence[Flow]) -> dict[tuple[Ends, int], tuple[PacketPath, ...]]:
         """Return the packet paths of all connections, in both directions.
 
-        Returns none where links do more than queue and drop, or where a congestion control is not window-based.
+        The result is empty if links do more than queue and drop, or if a congestion control is not window-based.
         """
         found: dict[tuple[Ends, int], tuple[PacketPath, ...]] = {}
         for flow in flows:
@@ -104,7 +104,7 @@ class Routes:
                 found[key] = (*found.get(key, ()), path._replace(hops=hops, back=back_hops))
         if any(len(paths) > 1 and paths[0].stripes is None for paths in found.values()):
             return {}  # MPTCP's subflows are one connection
-        for ((source, target), dscp), paths in list(found.items()):  # acknowledgements go back
+        for ((source, target), dscp), paths in list(found.items()):  # acknowledgements take the way back
             back_to = (target, source), dscp
             if back_to not in found:
                 found[back_to] = tuple(path._replace(hops=path.back, back=path.hops) for path in paths)
@@ -147,7 +147,7 @@ class Routes:
         )
 
     def _with_classes(self, hops: tuple[PacketHop, ...], links: Sequence[Marked]) -> tuple[PacketHop, ...]:
-        """Put hops into their class's queue, where links have classes."""
+        """Assign hops to the queue of their class if links have classes."""
         if not self.classes:
             return hops
         numbers = {name: self.classes.index(self._class_of(dscp)) for (name, _), dscp in links}
@@ -162,7 +162,7 @@ class Routes:
         return self.switches.forward(self.view.packet(flow), edge.entry)
 
     def _hops(self, flow: Flow, one: Host, other: Host) -> tuple[list[Hop], list[Marked]]:
-        """Return all hops of a flow, and the WAN links among them with the DSCP there."""
+        """Return all hops of a flow, and its WAN links with the DSCP on each."""
         journey = self.journey(flow, one)
         up, down = self.inside(one, other)
         marked = zip(journey.hops, journey.dscps, strict=True)
@@ -187,7 +187,7 @@ class Routes:
     def _lossy(
         self, ends: Ends, flow: Flow, losses: Sequence[float], step: RingStep
     ) -> LossyConnection | LossyDatagrams | None:
-        """Return the loss model of a path; None where nothing is lost."""
+        """Return the loss model of a path; None if nothing is lost."""
         loss = 1 - math.prod(1 - share for share in losses)
         if not loss:
             return None
@@ -227,7 +227,7 @@ class Routes:
     def _own_byte_s(self, ends: Ends, flow: Flow, step: RingStep) -> float:
         """Return the seconds per byte that the connection's socket settings allow."""
         wiring = self.job.wiring
-        # striped connections are simulated segment by segment: their window needs no rate of its own
+        # striped connections are simulated segment by segment, so their window needs no separate rate
         ruled = wiring.transport.stripe_settings(wiring.distance(*ends)) is None
         return wiring.slowest_byte_s(*ends, self._key(ends, flow), step, paced=True, ruled=ruled)
 
@@ -235,24 +235,24 @@ class Routes:
         return self.job.wiring.connection(*ends, TrafficClass(flow.dscp), flow.channel)
 
 
-_known: IdentityCache[Network] = IdentityCache(64)  # a search returns to a few
+_known: IdentityCache[Network] = IdentityCache(64)  # a search uses a few networks repeatedly
 
 
 def route_network(
     job: Job, algorithm: str, calibration: Calibration, routes: Routes | None = None
 ) -> Network:
-    """Build the model's network, with the policy's paths between buildings.
+    """Build the model's network with the policy's paths between buildings.
 
-    Jobs that differ in nothing relevant share one network.
+    Jobs without relevant differences share one network.
 
     Args:
         job: The job to route.
-        algorithm: For collectives that name none.
-        calibration: Of the emulator.
+        algorithm: Algorithm of collectives that do not name one.
+        calibration: Calibration of the emulator.
         routes: The job's routes, if known.
 
     Raises:
-        ControllerError: The policy cannot route the job.
+        ControllerError: If the policy cannot route the job.
     """
     things = job.topology, *job.hosts, job.scenario.transport, calibration
     return _known.of(
@@ -265,7 +265,7 @@ def _key(job: Job, algorithm: str) -> Hashable:
     sized = PolicyChoice(**choice).goes_by_sizes or any(own.pacing == PLANNED for own in spec.sockets)
     declared = job.scenario.algorithms[0]
     pairs = [job.workload.pairs(one) for one in dict.fromkeys((declared, algorithm))]
-    # senders and receivers determine which connections there are
+    # senders and receivers determine which connections exist
     flows = tuple(
         (dscp, frozenset(own.items() if sized else own)) for several in pairs for dscp, own in several.items()
     )
@@ -317,7 +317,7 @@ def _build_network(routes: Routes, algorithm: str) -> Network:
         classes=classes,
         overheads=overheads,
         write_threshold_bytes=written,
-        # granted data is interleaved, a few packets each
+        # granted data is interleaved, a few packets at a time
         sends_at_once=at_once,
         routed=True,
         first_pace=startup,
@@ -326,14 +326,14 @@ def _build_network(routes: Routes, algorithm: str) -> Network:
 
 
 def _receiving(network: Network) -> set[str]:
-    """Return the NICs that messages arrive at."""
+    """Return the NICs where messages arrive."""
     return {path.parts[-1] for path in network.paths.values()}
 
 
 def _share_go_back_n(paths: Sequence[Path], capacities: Mapping[str, float]) -> Iterator[Path]:
-    """Yield a pair's paths, with only their part of a shared link where each goes back N by itself.
+    """Yield a pair's paths; those with separate go-back-N get only their share of a shared link.
 
-    Such a path discards only its own packets in flight.
+    A path with separate go-back-N discards only its own packets in flight.
     """
     for path in paths:
         own = path.lossy

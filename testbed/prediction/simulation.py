@@ -1,7 +1,7 @@
-"""Simulation of a step: which simulation plays its plan, warm-up, draws of losses, and a cache of outcomes.
+"""The simulation of a step: choice of the simulator, warm-up, random losses, and a cache of outcomes.
 
-Much of what a search varies does not change a step: of 629 configurations of `dense-70b-region` that a search tried,
-some 140 differed for the model. Equal steps are simulated once.
+Many values that a search varies do not change a step: of 629 configurations of `dense-70b-region` that a search tried,
+about 140 differed in the model. Equal steps are simulated only once.
 """
 
 from __future__ import annotations
@@ -42,23 +42,24 @@ def simulate(
     """Simulate one step of the plan.
 
     Args:
-        plan: What every rank does.
+        plan: Operations of every rank.
         network: Paths, capacities and loss behaviour between ranks.
         itemsize: Bytes per element.
         software: The message protocol and its costs; None for no cost.
-        folded: Play each collective as one flow over everything its messages cross. With nothing else on the network
-            it takes exactly as long as message by message.
-        draws: Random sources for losses, one per simulated step. The step closest to their mean is returned. Without
-            any, lost messages are late by the mean delay. Folded collectives over TCP windows, or over a transport
-            that recovers losses itself, take their mean over as many draws; other folded messages are late by the mean.
-        dispatching: How requests that arrive while the plan (its `start`) runs are assigned to servers.
-        before: What happened on the same connections before the returned step.
-        isolated: Cache of isolated collective times, extended in place. It holds for one combination of network,
+        folded: Whether to simulate each collective as one flow over all parts that its messages cross. With nothing
+            else on the network, the flow takes exactly as long as its messages.
+        draws: Random sources for losses, one per simulated step. The step closest to their mean is returned. Without a
+            source, lost messages are late by the mean delay. Folded collectives over TCP windows, or over a transport
+            that recovers losses itself, take their mean over the same number of draws; other folded messages are late
+            by the mean delay.
+        dispatching: Rules that assign requests to servers as they arrive, while the plan (its `start`) runs.
+        before: The warm-up on the same connections before the returned step.
+        isolated: Cache of isolated collective times, extended in place. It is valid for one combination of network,
             itemsize, software and number of draws.
 
     Raises:
-        Deadlock: The plan never completes.
-        NoServerError: No server can take a request.
+        Deadlock: If the plan never completes.
+        NoServerError: If no server can take a request.
     """
     simulation = PlanSimulation(
         plan, network, itemsize, software or Software(), folded, dispatching=dispatching
@@ -92,13 +93,13 @@ def _settled(step: PlanSimulation, warmup: int) -> Timeline:
     return last[(len(last) - 1) // 2]
 
 
-REMEMBERED = 20_000  # cached steps, a few numbers each
-NETWORKS = 16  # networks with cached isolated collective times
+REMEMBERED = 20_000  # number of cached steps, with a few numbers each
+NETWORKS = 16  # number of networks with cached isolated collective times
 
 
 @dataclass(frozen=True)
 class PreparedStep:
-    """Everything that one simulated step depends on. draws: seeds for the `draws` of `simulate`."""
+    """All inputs of one simulated step; `draws` has the seeds for the `draws` of `simulate`."""
 
     plan: JobPlan
     network: Network
@@ -110,7 +111,7 @@ class PreparedStep:
     before: Warmup = NO_WARMUP
 
     def play(self, isolated: dict[Hashable, Isolated] | None = None) -> Timeline:
-        """Simulate the step. isolated: the cache of `simulate`. Raises Deadlock, NoServerError."""
+        """Simulate the step; `isolated` is the cache of `simulate`; raise Deadlock or NoServerError on failure."""
         with gc_disabled():
             return simulate(
                 self.plan,
@@ -126,13 +127,14 @@ class PreparedStep:
 
     @property
     def draws_all(self) -> bool:
-        """Whether all losses are drawn, so that none enter by their mean only."""
+        """Whether all losses are drawn randomly, so that none enters only as a mean."""
         return bool(self.draws) and not (self.folded and self.plan.has(GroupCollective))
 
     def step_times(self, networks: int, steps: int) -> list[float]:
-        """Return the durations of consecutive steps in seconds: `steps` on each of up to `networks` networks.
+        """Return the durations in seconds of consecutive steps: `steps` on each of up to `networks` networks.
 
-        Steps are simulated message by message. Each network has its own draw. Raises Deadlock.
+        Steps are simulated message by message. Each network has its own random draw. Deadlock is raised if a plan never
+        completes.
         """
         found: list[float] = []
         with gc_disabled():
@@ -148,9 +150,9 @@ class PreparedStep:
 
     @property
     def likeness(self) -> Hashable | None:
-        """A key that is equal for equal steps; None for a step that depends on dispatching.
+        """A key that is equal for equal steps; None for a step that depends on dispatch decisions.
 
-        Operations enter as one hash per rank: in full they would take a thousand times the memory.
+        Operations enter as one hash per rank, since in full they would take a thousand times the memory.
         """
         if self.dispatching is not None:
             return None
@@ -169,7 +171,7 @@ class PreparedStep:
 
 
 class StepOutcome(NamedTuple):
-    """The cached part of a step's result. alive: peak bytes of activations of each rank."""
+    """The cached part of a step's result; `alive` has each rank's peak activation bytes."""
 
     step_time_s: float
     alive: tuple[float, ...]
@@ -180,9 +182,9 @@ _networks: IdentityCache[NetworkSimulator] = IdentityCache(NETWORKS)
 
 
 def play_cached(prepared: PreparedStep) -> StepOutcome:
-    """Return a step's outcome, simulated unless an equal step was. Raises Deadlock, NoServerError."""
+    """Return a step's outcome; simulate it unless an equal step is cached; raise Deadlock or NoServerError."""
     likeness_key = prepared.likeness
-    if (known := _known.get(likeness_key)) is not None:  # one look-up only: hashing is slow
+    if (known := _known.get(likeness_key)) is not None:  # a single look-up, since hashing is slow
         return known
     found = _play_uncached(prepared)
     if likeness_key is not None:
@@ -210,7 +212,7 @@ def _play_uncached(prepared: PreparedStep) -> StepOutcome:
 
 
 def plan_key(plan: JobPlan) -> Hashable:
-    """Return a key that is equal for plans with the same outcome, whatever their operations are called."""
+    """Return a key that is equal for plans with the same outcome, regardless of the names of operations."""
     return tuple(map(_pattern_key, plan.symmetric.patterns)), plan.symmetric.relocations
 
 

@@ -1,9 +1,10 @@
 """Closed form for the start of a large job: bootstrap, topology discovery, group creation, connection setup.
 
-After NCCLX's scalable start (arXiv:2510.20171, figure 21), whose optimisations are options here. Addresses go round a
-ring of neighbours instead of through tables from rank 0. Topology work grows with ranks, not with pairs. Groups reuse
-what all ranks know already. Connections are made when first used. The formula covers far more ranks than can be run.
-Bytes and messages are those of `comm.transport.bootstrap`; software costs are inputs, see `SoftwareCosts`.
+It follows NCCLX's scalable start-up (arXiv:2510.20171, figure 21), whose optimisations are options here. Addresses
+travel around a ring of neighbours instead of in tables from rank 0. Topology work grows with the number of ranks, not
+of pairs. Groups reuse information that all ranks already have. Connections are opened on first use. The formula covers
+far more ranks than can be run. Bytes and messages are those of `comm.transport.bootstrap`; software costs are inputs,
+see `SoftwareCosts`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import linear_regression
 
-ENTRY_BYTES = 6  # of an address in bootstrap messages
+ENTRY_BYTES = 6  # size of an address in bootstrap messages
 STAR, RING = "star", "ring_hybrid"
 
 
@@ -22,14 +23,14 @@ class SoftwareCosts:
     """Software costs in seconds, and the network between neighbours.
 
     Attributes:
-        base_s: Fixed cost, whatever the number of ranks.
-        caller_s: Of rank 0, per rank that connects: accept, receive, reply.
-        entry_s: Of any rank, per address that it receives and passes on.
-        connection_s: Per additional connection.
-        pair_s: Per pair of ranks, where topology work grows with pairs.
-        rank_s: Per rank, where topology work grows with ranks.
+        base_s: Fixed cost, independent of the number of ranks.
+        caller_s: Cost at rank 0 per connecting rank: accept, receive, reply.
+        entry_s: Cost at any rank per address that it receives and forwards.
+        connection_s: Cost per additional connection.
+        pair_s: Cost per pair of ranks, if topology work grows with the number of pairs.
+        rank_s: Cost per rank, if topology work grows with the number of ranks.
         hop_s: Latency to the next rank.
-        rate_bps: Of a NIC.
+        rate_bps: Rate of a NIC.
     """
 
     base_s: float
@@ -44,12 +45,12 @@ class SoftwareCosts:
 
 @dataclass(frozen=True)
 class StartupMethod:
-    """How a job starts.
+    """The method by which a job starts.
 
     Attributes:
         bootstrap: STAR or RING.
-        by_pairs: Whether topology work grows with pairs of ranks.
-        reuses: Whether groups are made from what is known of all ranks, without another bootstrap.
+        by_pairs: Whether topology work grows with the number of pairs of ranks.
+        reuses: Whether groups are created from information that all ranks already have, without another bootstrap.
         eager: Whether every pair of a group connects at once.
     """
 
@@ -90,20 +91,20 @@ PUBLISHED = SoftwareCosts(
 
 
 def usual_groups(ranks: int) -> tuple[int, ...]:
-    """Return the usual sizes of a rank's groups: tensor ranks in a node, a pipeline of 16, replicas of both."""
+    """Return the usual sizes of a rank's groups: tensor-parallel ranks in a node, a pipeline of 16, and replicas."""
     return 8, 16, max(1, ranks // 128)
 
 
 def estimate_startup(
     ranks: int, groups: Sequence[int], way: StartupMethod, costs: SoftwareCosts
 ) -> StartupCost:
-    """Estimate the startup of a job whose ranks are each in groups of these sizes, besides the group of all.
+    """Estimate the startup of a job whose ranks are each in groups of these sizes and in the group of all ranks.
 
-    Groups of one kind are made in parallel, so each kind counts once, with its size.
+    Groups of one kind are created in parallel, so each kind counts once, with its size.
     """
     found = [ranks] if way.reuses else [ranks, *groups]
     finding_s = sum(_finding_s(size, way, costs) for size in found)
-    # agreeing on a group of known ranks takes as many steps as a tree has levels
+    # agreeing on a group of known ranks takes one step per level of a tree
     finding_s += sum(
         2 * costs.hop_s * math.ceil(math.log2(size)) for size in groups if way.reuses and size > 1
     )
@@ -118,8 +119,8 @@ def estimate_startup(
 def connections_of(size: int, *, eager: bool) -> int:
     """Return a rank's number of connections in a group.
 
-    It connects to all others, or to its ring neighbours and the peers of a recursive doubling, of which the nearest is
-    a ring neighbour.
+    It connects to all others, or to its ring neighbours and the peers of recursive doubling. The nearest of those peers
+    is a ring neighbour.
     """
     if eager or size <= 3:
         return size - 1
@@ -130,7 +131,7 @@ def _finding_s(size: int, way: StartupMethod, costs: SoftwareCosts) -> float:
     calls_s = (size - 1) * costs.caller_s
     if way.bootstrap == STAR:
         return calls_s + 8 * _master_bytes(size, way) / costs.rate_bps + 2 * costs.hop_s
-    # addresses go round the ring, one after the other
+    # addresses travel around the ring, one after another
     return calls_s + (size - 1) * (costs.entry_s + costs.hop_s) + 2 * costs.hop_s
 
 
@@ -140,7 +141,7 @@ def _master_bytes(size: int, way: StartupMethod) -> int:
 
 
 def growth_exponent(points: Sequence[tuple[int, float]]) -> float:
-    """Return the exponent by which seconds grow with ranks: the least-squares slope of log over log."""
+    """Return the exponent with which seconds grow with ranks: the least-squares slope in log-log space."""
     ranks, seconds = zip(*points, strict=True)
     return linear_regression(
         [math.log(many) for many in ranks], [math.log(took_s) for took_s in seconds]

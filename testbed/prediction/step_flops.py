@@ -1,4 +1,4 @@
-"""Arithmetic of a training step, however it is parallelised: a lower bound on its time, and throughput rates."""
+"""The arithmetic of a training step with any parallelism: a lower bound on its time, and throughput rates."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from testbed.workload.job.rank_hardware import slowdowns_of
 from testbed.workload.models import parameters
 from testbed.workload.stages import layers_of, scores_of
 
-PASSES = 3  # over the parameters: forward, gradients of inputs, gradients of weights
+PASSES = 3  # passes over the parameters: forward, gradients of inputs, gradients of weights
 FLOPS = 2  # per token and active parameter in each pass (arXiv:2001.08361, section 2.1)
 
 
@@ -23,7 +23,7 @@ class StepWork:
 
     Attributes:
         tokens: Tokens per step.
-        computing_s: Compute time if spread evenly over all accelerators at their speed.
+        computing_s: Compute time if it is spread evenly over all accelerators at their speed.
         utilisation: Fraction of the accelerators' peak that the model's own arithmetic reaches during compute.
         sequences: Sequences per step; 0 in older searches.
     """
@@ -45,14 +45,14 @@ class StepWork:
         """Return the MFU: the model's own arithmetic as a fraction of the accelerators' peak.
 
         Following arXiv:2204.02311, appendix B, it counts 6 operations per token and matrix parameter, including the
-        output layer (arXiv:2104.04473, equation 3), and those of attention scores where the scenario counts them.
-        Embeddings are look-ups, and norms are negligible.
+        output layer (arXiv:2104.04473, equation 3). Attention scores count if the scenario counts them. Embeddings are
+        look-ups, and norms are negligible.
         """
         return self.utilisation * self.computing_s / step_time_s
 
 
 def step_work(scenario: Scenario) -> StepWork | None:
-    """Return the work of a scenario that trains a model; None for any other."""
+    """Return the work of a scenario that trains a model; None for other scenarios."""
     workload = scenario.workload
     if workload.model is None or workload.described_kind not in (DATA_PARALLEL, PARALLEL):
         return None
@@ -60,7 +60,7 @@ def step_work(scenario: Scenario) -> StepWork | None:
     scores = scores_of(workload).parameters * len(blocks)
     arithmetic = active = sum(layer.active for layer in (*blocks, before, after)) + scores
     if workload.parallelism is None:
-        # counted like its compute: with the embeddings, which belong to no stage
+        # counted like its compute, with the embeddings, which belong to no stage
         active = sum(parameter.active for parameter in parameters(workload.model)) + scores
         many, each = scenario.ranks * workload.local_batch_size, 1
     else:
@@ -77,14 +77,14 @@ def step_work(scenario: Scenario) -> StepWork | None:
 
 @dataclass(frozen=True)
 class RecordedWork:
-    """The work of a recorded step. source: the file or folder. computing_s: of the rank that computes most."""
+    """The work of a recorded step: its file or folder, and the compute time of the rank that computes most."""
 
     source: str
     computing_s: float
 
 
 def recorded_work(scenario: Scenario) -> RecordedWork | None:
-    """Return the work of a scenario with a trace; None for others. Raises ConfigError."""
+    """Return the work of a scenario with a trace, or None for others; raise ConfigError if the trace is invalid."""
     spec = scenario.workload
     if not spec.is_recorded:
         return None
@@ -93,6 +93,6 @@ def recorded_work(scenario: Scenario) -> RecordedWork | None:
 
 
 def least_step_s(scenario: Scenario) -> float | None:
-    """Return the seconds that compute alone takes; None where that is unknown. Raises ConfigError."""
+    """Return the seconds that compute alone takes, or None if unknown; raise ConfigError if a trace is invalid."""
     work = step_work(scenario) or recorded_work(scenario)
     return None if work is None else work.computing_s

@@ -31,15 +31,15 @@ from testbed.workload.job.job import Job, job_of
 
 DRAWS = 9
 MORE = 4  # factor by which the number of draws may grow
-MAX_DRAWN_MESSAGES = 1_000  # messages per step up to which several steps are simulated, several times each
-MAX_MESSAGES = 10_000  # messages per step up to which it is simulated message by message: a second
-# Simulated packets take some ten microseconds each. Steps are added up to the usual number of packets; one step with
-# its warm-up may have the maximum. The last limit is the number of messages in a step simulated packet by packet.
+MAX_DRAWN_MESSAGES = 1_000  # messages per step up to which several steps are simulated, each several times
+MAX_MESSAGES = 10_000  # messages per step up to which it is simulated message by message, in about a second
+# A simulated packet takes about ten microseconds. Steps are added up to the usual number of packets; one step with its
+# warm-up may have the maximum. The last limit is the number of messages in a step that is simulated packet by packet.
 USUAL_PACKETS, MAX_PACKETS, MOST_PACKETS_MESSAGES = 400_000, 600_000, 50_000
-# steps of which the median is returned where each differs a little
+# number of steps whose median is returned if they differ slightly
 MIN_MEDIAN_STEPS, MAX_MEDIAN_STEPS = 3, 15
 TAIL = 0.99
-TAIL_NETWORKS, TAIL_STEPS = 5, 20  # a hundred steps, of which the second slowest is returned
+TAIL_NETWORKS, TAIL_STEPS = 5, 20  # a hundred steps; the second slowest is returned
 
 
 def predict_step(
@@ -54,17 +54,17 @@ def predict_step(
 
     Args:
         job: The job to predict.
-        algorithm: For collectives that name none.
-        calibration: None for that of the virtual clock.
-        draws: Maximum number of steps with different losses where links lose packets; the one closest to their mean
-            is returned. 0: lost messages are late by the mean delay.
-        packets: Maximum number of TCP packets to simulate one by one, over the warm-up steps, the returned step and,
-            where links lose packets, all draws. A larger step is simulated as a fluid.
+        algorithm: Algorithm of collectives that do not name one.
+        calibration: Calibration of the emulator; None for that of the virtual clock.
+        draws: Maximum number of steps with different losses if links lose packets; the step closest to their mean is
+            returned. With 0, lost messages are late by the mean delay.
+        packets: Maximum number of TCP packets to simulate individually, over the warm-up steps, the returned step and,
+            if links lose packets, all draws. A larger step is simulated as a fluid.
 
     Raises:
         ControllerError: The policy cannot route the job.
         Deadlock: The plan never completes.
-        BadCalibration: The calibration file cannot be read.
+        BadCalibration: If the calibration file cannot be read.
     """
     return prepare_step(job, algorithm, calibration, draws, packets=packets).play()
 
@@ -77,7 +77,7 @@ def prepare_step(
     *,
     packets: int = MAX_PACKETS,
 ) -> PreparedStep:
-    """Collect everything `predict_step` depends on. Raises ControllerError, BadCalibration."""
+    """Collect all inputs of `predict_step`; raise ControllerError or BadCalibration on failure."""
     calibration = calibration or find_calibration(VIRTUAL)
     workload = job.workload
     software = calibration.software(job.scenario.transport, job.scale)
@@ -94,7 +94,7 @@ def prepare_step(
         most = MAX_DRAWN_MESSAGES if network.simulates_window else MAX_MESSAGES
         messages = message_count(plan, workload.itemsize, most, chunk_bytes)
         folded = messages > most or (lossy and not network.simulates_window)
-        if network.simulates_window and messages:  # short steps see few losses, and more draws cost little
+        if network.simulates_window and messages:  # short steps have few losses, and more draws cost little
             draws = max(draws, min(MORE * draws, most // messages))
     return PreparedStep(
         plan,
@@ -113,9 +113,9 @@ def _by_packet(
 ) -> tuple[Mapping[tuple[Ends, int], tuple[PacketPath, ...]], Warmup, int]:
     """Return the packet paths, the warm-up to simulate and the number of draws.
 
-    There are packet paths only where TCP carries everything, with windows that the model knows, and on lossy links
-    only where all draws fit into the packet limit.
-    chunk_bytes: chunk size of messages. before: the warm-up of a real run. most: packet limit.
+    There are packet paths only if TCP carries all traffic with windows that the model knows, and on lossy links only if
+    all draws fit into the packet limit. `chunk_bytes` is the chunk size of messages, `before` the warm-up of a real
+    run, and `most` the packet limit.
     """
     job, workload, lossy = routes.job, routes.job.workload, routes.job.topology.lossy
     paths: Mapping[tuple[Ends, int], tuple[PacketPath, ...]] = {}
@@ -124,7 +124,7 @@ def _by_packet(
         return nothing
     transport = job.wiring.transport
     if transport.mends is not None or transport.packet(job.topology.mtu) is not None:
-        return nothing  # it is not TCP
+        return nothing  # the transport is not TCP
     plan = workload.start.with_algorithm(algorithm)
     messages = message_count(plan, workload.itemsize, MOST_PACKETS_MESSAGES, chunk_bytes)
     sent_bytes = sum(sum(pairs.values()) for pairs in workload.pairs(algorithm).values())
@@ -153,7 +153,7 @@ def _by_packet(
 
 
 def _warmup(job: Job) -> Warmup:
-    """Return what ranks do before the first measured step, as far as connections remember it."""
+    """Return the ranks' traffic before the first measured step, as far as it affects the state of connections."""
     ranks, warmup, trials = len(job.hosts), job.scenario.warmup, job.scenario.trials
     if ranks == 1:
         return Warmup(steps=warmup)
@@ -165,9 +165,10 @@ def _warmup(job: Job) -> Warmup:
 
 
 def missing_share(job: Job, algorithm: str, calibration: Calibration) -> float | None:
-    """Return how much longer a step would be if every hop delayed frames by their serialisation time, as a share.
+    """Return the share by which a step would be longer if every hop delayed frames by their serialisation time.
 
-    Returns None where the link engine already does so at every hop. Raises ControllerError, Deadlock.
+    The result is None if the link engine already does so at every hop. ControllerError or Deadlock is raised on
+    failure.
     """
     if job.link_engine == NETEM:
         return None
@@ -179,18 +180,20 @@ def missing_share(job: Job, algorithm: str, calibration: Calibration) -> float |
 
 
 def predict_tail_s(job: Job, algorithm: str, step_s: float, calibration: Calibration) -> float | None:
-    """Predict the 99th percentile of step times where links lose packets; emulated seconds.
+    """Predict the 99th percentile of step times on lossy links, in emulated seconds.
 
-    Simulates consecutive steps with the fluid model, as a search does, on several networks: a real job runs on one.
+    This simulates consecutive steps with the fluid model, as a search does, but on several networks, although a real
+    job runs on one.
 
     Args:
         job: The job to predict.
-        algorithm: For collectives that name none.
-        step_s: Result of `predict_step`, a lower bound of the result.
-        calibration: Of the emulator.
+        algorithm: Algorithm of collectives that do not name one.
+        step_s: Result of `predict_step`, which is a lower bound on the result.
+        calibration: Calibration of the emulator.
 
     Returns:
-        None where some losses enter by their mean only (folded collectives), which says nothing about a tail.
+        The percentile, or None if some losses enter only as a mean (folded collectives), which says nothing about a
+        tail.
 
     Raises:
         ControllerError: The policy cannot route the job.
@@ -208,10 +211,10 @@ class Prediction:
     """The model's prediction for one variant.
 
     Attributes:
-        step_time_s: Real seconds.
+        step_time_s: Step time in real seconds.
         wan_bytes: Payload between buildings per step, real bytes.
         unmodelled: Names of scenario features that the model ignores.
-        short_queues: Queues that may overflow, which the fluid model does not see.
+        short_queues: Queues that may overflow, which the fluid model does not take into account.
         serving: Request figures, with the fields of the results' `Serving`.
         by_packets: Whether the step was simulated packet by packet.
     """
@@ -229,7 +232,7 @@ class Prediction:
 
 
 class Predictions(dict[str, Prediction]):
-    """Predictions by variant, or by algorithm where there are no variants."""
+    """Predictions by variant, or by algorithm if there are no variants."""
 
     def _repr_html_(self) -> str:
         """Return the HTML table that notebooks show."""
@@ -248,16 +251,16 @@ class Predictions(dict[str, Prediction]):
 def predict_variants(
     scenario: Scenario, calibration: Calibration, scale: Scale, packets: int = MAX_PACKETS
 ) -> Predictions:
-    """Predict every variant of a scenario, or every algorithm where there are no variants.
+    """Predict every variant of a scenario, or every algorithm if there are no variants.
 
     Args:
-        scenario: May have variants.
-        calibration: Of the emulator.
-        scale: Of the emulated network.
-        packets: Maximum number of packets to simulate one by one.
+        scenario: The scenario, which may have variants.
+        calibration: Calibration of the emulator.
+        scale: Scale of the emulated network.
+        packets: Maximum number of packets to simulate individually.
 
     Raises:
-        ConfigError: The scenario is inconsistent.
+        ConfigError: If the scenario is inconsistent.
         ControllerError: The policy cannot route the job.
         Deadlock: The plan never completes.
     """

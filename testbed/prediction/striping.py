@@ -1,7 +1,7 @@
-"""Messages striped over a pair's connections in segments, as `comm.transport.striped` does it.
+"""Messages that are striped over a pair's connections in segments, as in `comm.transport.striped`.
 
-Segments go round-robin; a connection with too many unacknowledged segments is skipped. Messages complete in the order
-in which they were sent. Small messages always go whole on the first connection.
+Segments are sent round-robin; a connection with too many unacknowledged segments is skipped. Messages complete in the
+order in which they were sent. A small message is always sent whole on the first connection.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from typing import Protocol
 from testbed.comm.transport.channels import StripeSettings
 from testbed.prediction.events import Event
 
-PIECES = 4  # minimum number of parts per connection window: each acknowledged part makes room
+PIECES = 4  # minimum number of parts per connection window, since each acknowledged part makes room
 
 
 class PartSender(Protocol):
-    """Sends part of a message on a connection, by its number.
+    """A function that sends part of a message on the connection with this number.
 
-    turn: rank in queues, shared by all parts sent at the same time. accepted: happens when the socket has the part.
-    on_arrival: called when it has arrived. on_ack: called when its sender knows that; None if it need not.
+    `turn` is the rank in queues, which all parts sent at the same time share. `accepted` happens when the socket has
+    accepted the part. `on_arrival` is called when the part has arrived, and `on_ack` when its sender knows of that; it
+    is None if the sender need not know.
     """
 
     def __call__(
@@ -39,10 +40,10 @@ class PartSender(Protocol):
 
 @dataclass(frozen=True)
 class Part:
-    """Some bytes of a message, in some segments.
+    """A part of a message, in one or several segments.
 
-    ends_bytes: size of the whole message in its last part, else 0. follows: it leaves when earlier parts are
-    acknowledged.
+    `ends_bytes` is the size of the whole message in its last part, else 0. `follows` is true if the part leaves when
+    earlier parts are acknowledged.
     """
 
     size_bytes: float
@@ -53,7 +54,7 @@ class Part:
 
 @dataclass(eq=False)
 class _Message:
-    """A message: bytes not assigned yet, parts that have not arrived, parts that sockets have not taken."""
+    """A message: bytes not yet assigned, parts that have not arrived, and parts that sockets have not accepted."""
 
     size_bytes: float
     left_bytes: float
@@ -68,7 +69,7 @@ class _Message:
 
 
 class RoundRobin:
-    """Round-robin choice among connections that skips those with too many unacknowledged segments."""
+    """A round-robin choice of connections that skips those with too many unacknowledged segments."""
 
     def __init__(self, connections: int, outstanding: int) -> None:
         self.unacknowledged = [0] * connections
@@ -90,8 +91,8 @@ class RoundRobin:
 class Striper:
     """The segments of one pair of ranks and traffic class.
 
-    send_part: sends a part. by_segment: each segment is a part, sent in its turn, and where messages may overtake each
-    other an end marker follows them; otherwise a part has several segments of one connection.
+    `send_part` sends a part. With `by_segment`, each segment is a part that is sent in its turn; if messages may
+    overtake each other, an end marker follows them. Without it, a part has several segments of one connection.
     """
 
     stripes: StripeSettings
@@ -109,7 +110,8 @@ class Striper:
     def send(self, size_bytes: float, accepted: Event, on_arrival: Callable[[], None]) -> None:
         """Send a message.
 
-        accepted: happens when the sockets have all of it. on_arrival: called on arrival, after all earlier ones.
+        `accepted` happens when the sockets have accepted the whole message. `on_arrival` is called when it and all
+        earlier messages have arrived.
         """
         if size_bytes <= self.stripes.fast_bytes:
             part = Part(size_bytes, 1, ends_bytes=size_bytes)
@@ -127,7 +129,7 @@ class Striper:
         return self.by_segment and self.stripes.mode == "spray"
 
     def _assign(self, *, follows: bool) -> None:
-        """Assign segments as far as there is room."""
+        """Assign segments as long as there is room."""
         turn = self.next_turn() if self.waiting else None
         while self.waiting:
             message = self.waiting[0]
@@ -149,7 +151,7 @@ class Striper:
                 self.send_part(0, Part(0.0, 0), turn, Event(), partial(self._count_arrival, message), None)
 
     def _take_segments(self, message: _Message) -> Iterator[tuple[int, float]]:
-        """Yield the connections and sizes of the next segments, as far as there is room."""
+        """Yield the connections and sizes of the next segments, as long as there is room."""
         while message.left_bytes > 0 and (channel := self.round_robin.next_channel()) is not None:
             size_bytes = min(self.stripes.segment_bytes, message.left_bytes)
             message.left_bytes -= size_bytes

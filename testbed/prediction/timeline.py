@@ -24,14 +24,14 @@ from testbed.workload.plan import (
 
 
 class Deadlock(TestbedError, ValueError):
-    """The plan never completes; the message names the ranks and the operations they wait in."""
+    """The error for a plan that never completes; it names the ranks and the operations in which they wait."""
 
 
 @dataclass(frozen=True)
 class Timeline:
     """Start and end of each operation, in seconds from the step's start: `spans[rank][index of the operation]`.
 
-    carried: the plan and decisions of a step that was not known beforehand.
+    `carried` has the plan and decisions of a step that was not known in advance.
     """
 
     spans: tuple[tuple[tuple[float, float], ...], ...]
@@ -39,7 +39,7 @@ class Timeline:
 
     @property
     def plan(self) -> JobPlan | None:
-        """The executed plan, where it was not known beforehand."""
+        """The executed plan, if it was not known in advance."""
         return None if self.carried is None else self.carried.plan
 
     @cached_property
@@ -54,12 +54,12 @@ Spans = Sequence[Sequence[tuple[float, float]]]
 
 @dataclass(frozen=True)
 class TimeBreakdown:
-    """A step's time divided into compute, exposed communication and bubble; seconds, mean over ranks.
+    """A step's time split into compute, exposed communication and bubble, in seconds, as the mean over ranks.
 
-    A rank that does not compute waits for the inputs of its next compute operation. While those are in flight the time
-    is exposed communication, of their kind and tier. While nobody has sent them, or not all members have joined a
-    collective, it is bubble. So is the time from a rank's own last operation to the end of the step.
-    exposed_s: by kind of parallelism and tier. All parts add up to the step's time.
+    A rank that does not compute waits for the inputs of its next compute operation. While these are in flight, the time
+    is exposed communication of their kind and tier. While nobody has sent them, or not all members have joined a
+    collective, the time is bubble. The time from a rank's last operation to the end of the step is also bubble.
+    `exposed_s` is by kind of parallelism and tier. All parts add up to the step's time.
     """
 
     step_time_s: float
@@ -69,7 +69,7 @@ class TimeBreakdown:
 
 
 class CommunicationTimes:
-    """When each communication was actually in flight."""
+    """The times at which each communication was actually in flight."""
 
     def __init__(self, plan: JobPlan, spans: Spans, buildings: Sequence[int]) -> None:
         self.plan, self.spans, self.buildings = plan, spans, buildings
@@ -103,11 +103,11 @@ class CommunicationTimes:
         return rank, index
 
     def in_flight(self, rank: int, index: int) -> tuple[float, float]:
-        """Return from when on a communication could progress and when this rank was done with it."""
+        """Return when a communication could start to progress, and when this rank completed it."""
         source = self.origin(rank, index)
         begun_s, end_s = self.spans[rank][index]
         since_s = self.spans[source[0]][source[1]][0]
-        if self.plan.holds_receivers:  # the message left only once its receiver waited for it
+        if self.plan.holds_receivers:  # the message left only after its receiver started to wait for it
             since_s = max(since_s, begun_s)
         return min(since_s, end_s), end_s
 
@@ -125,7 +125,7 @@ class CommunicationTimes:
 
 
 def break_down_step(plan: JobPlan, spans: Spans, buildings: Sequence[int]) -> TimeBreakdown:
-    """Divide one step's time, as the mean over all ranks."""
+    """Break down one step's time, as the mean over all ranks."""
     times = CommunicationTimes(plan, spans, buildings)
     step_time_s = max(end for own in spans for _, end in own)
     ranks = len(plan.ranks)
@@ -165,7 +165,7 @@ def _attribute(
     free_s: float,
     until_s: float,
 ) -> float:
-    """Attribute a pause to the communication in flight, latest end first; return the rest, which is bubble."""
+    """Attribute a pause to communications in flight, the latest end first; return the rest, which is bubble."""
     left_s = until_s - free_s
     end_s = until_s
     for index in sorted(needed, key=lambda number: -times.spans[rank][number][1]):
@@ -182,7 +182,7 @@ def _attribute(
 
 @dataclass(frozen=True)
 class CriticalOperation:
-    """One operation of the critical path, on the rank where it ended, and when it held up the step."""
+    """One operation of the critical path, on the rank where it ended, with the span in which it held up the step."""
 
     rank: int
     index: int
@@ -193,9 +193,9 @@ class CriticalOperation:
 
 
 def find_critical_path(plan: JobPlan, spans: Spans, buildings: Sequence[int]) -> list[CriticalOperation]:
-    """Return the chain of operations that determines the step's time, each starting when the one before it ended.
+    """Return the chain of operations that determines the step's time; each starts when the previous one ended.
 
-    It is found backwards, from the operation that ended last to the dependency that ended last, and so on.
+    The search runs backwards: from the operation that ended last to its dependency that ended last, and so on.
     """
     times = CommunicationTimes(plan, spans, buildings)
     needs = [waits(operations) for operations in plan.ranks]
@@ -211,7 +211,7 @@ def find_critical_path(plan: JobPlan, spans: Spans, buildings: Sequence[int]) ->
         operation = plan.ranks[rank][index]
         end_s = spans[rank][index][1]
         own_before, origin_before = needs[rank][index], needs[source][origin]
-        # a receive that was posted late waited for its own rank, any other for the sender
+        # a receive that was posted late waited for its own rank, and any other for the sender
         latest = [(rank, number) for number in own_before] if plan.holds_receivers else []
         latest += [(source, number) for number in origin_before]
         begun_s = max((spans[at][number][1] for at, number in latest), default=0.0)
@@ -225,7 +225,7 @@ def find_critical_path(plan: JobPlan, spans: Spans, buildings: Sequence[int]) ->
 
 
 def peak_activation_bytes(plan: JobPlan, spans: Spans) -> list[float]:
-    """Return the most bytes of activations alive at once on each rank, in real bytes."""
+    """Return the maximum of activations that are alive at once on each rank, in real bytes."""
     found = []
     for allocating, own in zip(_allocating(plan), spans, strict=True):
         changes = []

@@ -1,1 +1,1 @@
-"""What people and other tools see of results: reports, the live page, import and export of foreign files."""
+"""Presentation of results to users and other tools: reports, the live page, import and export of foreign files."""

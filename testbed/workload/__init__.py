@@ -1,1 +1,1 @@
-"""The job: models, parallelism, schedules, traces, serving; each rank's operations, placement and addresses."""
+"""The job: models, parallelism, schedules, traces and serving; each rank's operations, placement and addresses."""

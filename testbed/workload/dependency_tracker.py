@@ -1,4 +1,4 @@
-"""Which operations of a rank's plan may start, given what has finished."""
+"""The tracker of which operations of a rank's plan may start, given those that have completed."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class DependencyOrder(NamedTuple):
     """Dependencies among a rank's operations.
 
     Attributes:
-        before: What each operation depends on.
-        later: What depends on each operation.
-        following: For each operation of fixed duration, its only dependent if that has a fixed duration and depends on
-            nothing else; -1 otherwise.
+        before: Dependencies of each operation.
+        later: Dependents of each operation.
+        following: For each operation of fixed duration, its only dependent if that has a fixed duration and no other
+            dependency; -1 otherwise.
         queued: Whether any stream is a queue.
     """
 
@@ -29,7 +29,7 @@ class DependencyOrder(NamedTuple):
 
 
 def waits(plan: Sequence[Operation]) -> list[tuple[int, ...]]:
-    """Return what each operation of a rank depends on: its `after`, and the previous operation of its stream.
+    """Return the dependencies of each operation of a rank: its `after`, and the previous operation of its stream.
 
     On a queue the previous operation is not known in advance.
     """
@@ -73,14 +73,15 @@ def dependency_orders(plan: JobPlan) -> Sequence[DependencyOrder]:
 
 @dataclass
 class DependencyTracker:
-    """Tracks which operations of a rank's plan are ready, and which are done.
+    """A tracker of which operations of a rank's plan are ready and which are done.
 
-    Of a queue's operations one runs at a time. Its predecessor is known once it starts, and is then in `before`.
+    A queue runs one operation at a time. The predecessor of an operation is known once it starts, and is then in
+    `before`.
 
     Attributes:
         plan: The rank's operations.
-        order: Dependencies among them, where already known.
-        ready: Indices of operations that may start; the caller removes what it starts.
+        order: Dependencies among them, as far as already known.
+        ready: Indices of operations that may start; the caller removes those that it starts.
         open: Number of operations that are not done.
     """
 
@@ -95,7 +96,7 @@ class DependencyTracker:
         self.before = list(before)
         self._done: set[int] = set()
         self._missing = list(map(len, before))
-        self._queues: dict[str, deque[int]] = {}  # by busy queue: its waiting operations
+        self._queues: dict[str, deque[int]] = {}  # waiting operations by busy queue
         for index, count in enumerate(self._missing):
             if not count:
                 self._mark_ready(index)
@@ -103,7 +104,8 @@ class DependencyTracker:
     def extend(self, operations: Sequence[Operation]) -> None:
         """Append operations to the plan, which must be a list.
 
-        Each depends on its `after`; only on a queue does it also wait for operations that are already in the plan.
+        Each operation depends on its `after`. Only on a queue does it also wait for operations that are already in the
+        plan.
         """
         assert isinstance(self.plan, list)
         for operation in operations:
@@ -145,7 +147,7 @@ class DependencyTracker:
         self.ready.append(following)
 
     def done(self, index: int) -> None:
-        """Mark an operation as done and add what it unblocks to `ready`."""
+        """Mark an operation as done and add the operations that it unblocks to `ready`."""
         self.open -= 1
         self._done.add(index)
         if self._queues:
@@ -166,5 +168,5 @@ class DependencyTracker:
         self._done.add(index)
 
     def unfinished(self) -> list[int]:
-        """Return operations that could have started and are not done."""
+        """Return the operations that could have started but are not done."""
         return [index for index, count in enumerate(self._missing) if not count and index not in self._done]

@@ -1,8 +1,9 @@
-"""Choice of a server for each batch when it is sent, and what ranks do for the batch from then on. Emulated seconds.
+"""The choice of a server for each batch when it is sent, and the ranks' operations for it. Times are emulated.
 
-A server is chosen from earlier sendings and the answers so far. Ranks then add the batch's operations to their plans
-during a step. The operations for a batch size, node and card are one piece, equal for all batches except for numbers.
-So every rank keeps a few pieces, and none has to be sent. File models, which ranks need not import, are not used here.
+The choice is based on earlier sendings and the answers so far. Ranks then add the batch's operations to their plans
+during a step. The operations for a batch size, node and card form one piece, which is the same for all batches except
+for numbers. So every rank stores a few pieces, and none has to be sent. This module does not use file models, so that
+ranks need not import them.
 """
 
 from __future__ import annotations
@@ -20,16 +21,16 @@ LEAST_OUTSTANDING, TWO_CHOICES, RANDOM, TURNS = "least_outstanding", "two_choice
 
 
 class NoServerError(TestbedError):
-    """A batch that no remaining server can serve."""
+    """The error for a batch that no remaining server can serve."""
 
 
 @dataclass(frozen=True)
 class Server:
-    """A target of batches: a card that holds a whole model, or a node.
+    """A target of batches: a card that has a whole model, or a node.
 
     Attributes:
         node: Number of the node.
-        turns: Its cards, which take turns.
+        turns: Its cards, which serve in turn.
     """
 
     node: int
@@ -38,12 +39,12 @@ class Server:
 
 @dataclass(frozen=True)
 class DispatchRules:
-    """How a server is chosen.
+    """The rules by which a server is chosen.
 
     Attributes:
         policy: LEAST_OUTSTANDING, TWO_CHOICES, RANDOM or TURNS.
-        retry_s: How long to wait for an answer; None forever.
-        most: Maximum number of times that a batch is sent again.
+        retry_s: Time to wait for an answer; None to wait forever.
+        most: Maximum number of retries of a batch.
         by_node: Whether all servers of a node are avoided once one of them is overdue.
         seed: Seed of random choices.
     """
@@ -63,8 +64,8 @@ class Sending:
         number: Number of the sending.
         batch: The batch.
         server: The server.
-        turn: Which of the server's cards serves it.
-        at_s: When it was sent.
+        turn: The server's card that serves it.
+        at_s: Time at which it was sent.
     """
 
     number: int
@@ -76,7 +77,7 @@ class Sending:
 
 @dataclass
 class Outage:
-    """An overdue server or node: when that was noticed, and when it answered after all."""
+    """An overdue server or node: when this was noticed, and when it eventually answered."""
 
     unit: int
     noticed_s: float
@@ -89,7 +90,7 @@ class DispatchLog:
 
     Attributes:
         sendings: All sendings.
-        first: By answered batch, the sending that was answered first.
+        first: The sending that was answered first, by answered batch.
         lost: Batches that were never answered.
         outages: Overdue servers or nodes.
     """
@@ -115,16 +116,16 @@ class DispatchLog:
 
 
 class Dispatcher:
-    """The dispatcher, at the rank where requests arrive. It knows only its own sendings and the answers so far."""
+    """The dispatcher at the rank where requests arrive. It knows only its own sendings and the answers so far."""
 
     def __init__(self, batches: int, servers: Sequence[Server], names: Sequence[str], rules: DispatchRules):
-        """Set up for a step. `names` are the nodes' names, for messages."""
+        """Prepare for a step; `names` are the nodes' names, for messages."""
         self.batches, self.servers, self.names, self.rules = batches, servers, names, rules
         self.found = DispatchLog()
         self._draw = Random(f"{rules.seed}/dispatch")
         self._owed: list[set[int]] = [set() for _ in servers]
         self._turns = [0] * len(servers)
-        self._used = [-1] * len(servers)  # number of the last sending to each
+        self._used = [-1] * len(servers)  # number of the last sending to each server
         self._tries: dict[int, list[int]] = {}
         self._due: list[tuple[float, int]] = []
         self._outages: dict[int, Outage] = {}
@@ -169,7 +170,7 @@ class Dispatcher:
         return sending
 
     def _choose(self, tried_servers: set[int]) -> int:
-        """Choose among servers that answer and have not had the batch; else that answer; else all."""
+        """Choose among responsive servers that have not had the batch, else among responsive ones, else among all."""
         every = range(len(self.servers))
         responsive = [server for server in every if self._unit(server) not in self._outages]
         untried = [server for server in responsive if self._unit(server) not in tried_servers]
@@ -181,11 +182,11 @@ class Dispatcher:
         if self.rules.policy in (LEAST_OUTSTANDING, TWO_CHOICES):
             fewest = min(len(self._owed[server]) for server in candidates)
             candidates = [server for server in candidates if len(self._owed[server]) == fewest]
-        # among equals the least recently used, unused ones first in their order
+        # among equals, the least recently used; unused ones come first, in their order
         return min(candidates, key=lambda server: (self._used[server], server))
 
     def answered(self, number: int, now_s: float) -> None:
-        """Note that a sending is fully answered, and its server responsive."""
+        """Record that a sending is fully answered and its server responsive."""
         sending = self.found.sendings[number]
         self._owed[sending.server].discard(number)
         if sending.batch not in self.found.lost:
@@ -194,7 +195,7 @@ class Dispatcher:
             outage.back_s = now_s
 
     def due(self, now_s: float) -> list[Sending]:
-        """Return the batches sent again because their answers are overdue. Raises NoServerError."""
+        """Return the batches retried because their answers are overdue; raise NoServerError if no server is left."""
         again = []
         while (due_s := self.due_s) is not None and due_s <= now_s:
             _, number = heapq.heappop(self._due)
@@ -202,7 +203,7 @@ class Dispatcher:
         return again
 
     def lose(self, servers: Sequence[int], now_s: float) -> list[Sending]:
-        """Return the batches sent again because the connection to these servers is lost. Raises NoServerError."""
+        """Return the batches retried because these servers' connections are lost; raise NoServerError if stuck."""
         again = []
         for server in servers:
             self._record_outage(server, now_s)
@@ -247,7 +248,7 @@ class Piece:
     Attributes:
         key: The batch's size, its node and its card.
         plan: The operations.
-        answers: Indices of the answer's parts in the plan of the rank where requests arrive, first to last.
+        answers: Indices of the answer's parts in the plan of the rank where requests arrive, from first to last.
     """
 
     key: PieceKey
@@ -260,13 +261,13 @@ class Dispatching:
     """The inputs of a dispatcher, and the operations for each batch that it may dispatch.
 
     Attributes:
-        rules: How a server is chosen.
-        entry: Rank that decides.
-        nodes: Ranks of each node, the host's first.
+        rules: Rules by which a server is chosen.
+        entry: Rank that makes the decisions.
+        nodes: Ranks of each node, with the host's rank first.
         names: Names of the nodes' hosts.
         servers: The servers.
         sizes: Size of each batch.
-        start: Plans before any decision: in `entry`'s plan, the times at which batches are closed.
+        start: Plans before any decision; the plan of `entry` has the times at which batches are closed.
         pieces: Operations for each batch size, node and card.
     """
 
@@ -285,7 +286,7 @@ class Dispatching:
 
     @cached_property
     def _tags(self) -> int:
-        """An upper bound of the message tags of a piece."""
+        """An upper bound on the message tags of a piece."""
         operations = (op for piece in self.pieces for own in piece.plan.ranks for op in own)
         return 1 + max((op.tag for op in operations if isinstance(op, Message)), default=0)
 
@@ -308,7 +309,7 @@ class Dispatching:
 
     def _numbered(self, one: Operation, number: int, base: int) -> Operation:
         name = one.name.replace(str(UNNUMBERED), str(number))
-        # its own stream, so that sendings to different servers do not wait for each other
+        # a separate stream, so that sendings to different servers do not wait for each other
         queued = one.stream.startswith(QUEUE)
         stream = one.stream if queued else f"{one.stream.replace(str(UNNUMBERED), '')} {number}"
         after = tuple(base + index for index in one.after)
@@ -320,7 +321,7 @@ class Dispatching:
 
 @dataclass(frozen=True, eq=False)
 class ExecutedPlan:
-    """What ranks did in a step.
+    """The operations that ranks executed in a step.
 
     Attributes:
         plan: The operations that they executed.
@@ -334,11 +335,11 @@ class ExecutedPlan:
 
 
 class GrowingPlan:
-    """Tracks the plans of ranks as sendings add to them.
+    """A tracker of the ranks' plans as sendings add to them.
 
     Attributes:
-        answers: By sending, indices of the answer's parts in the plan of `entry`.
-        answered: The sending, by the index of its answer's last part.
+        answers: By sending, indices of the answer's parts in the plan of `entry`. answered: The sending, by the index
+        of its answer's last part.
     """
 
     def __init__(self, dispatching: Dispatching) -> None:
@@ -347,7 +348,7 @@ class GrowingPlan:
         self.answered: dict[int, int] = {}
 
     def part(self, key: PieceKey, number: int, rank: int, plan: Sequence[Operation]) -> list[Operation]:
-        """Return what a rank adds to its plan for a sending."""
+        """Return the operations that a rank adds to its plan for a sending."""
         base = len(plan)
         if rank == self.dispatching.entry:
             answers = self.dispatching.by_key[key].answers

@@ -1,8 +1,8 @@
-"""Time of collectives among a rank's own accelerators, by NCCL's cost model of a ring. Real figures.
+"""The time of collectives among a rank's own accelerators, from NCCL's cost model of a ring, in real figures.
 
-A collective takes its launch, a hop latency for each step of the ring, and its bytes at the rate of the slowest link
-(NVIDIA/nccl, src/graph/tuning.cc, `ncclTopoTuneModel`). Hops between scale-up domains take longer than hops within one.
-A ring enters and leaves a domain through the NICs of all its members, each with an equal share of the array. An
+The time is the sum of the launch, a hop latency for each step of the ring, and the bytes at the rate of the slowest
+link (NVIDIA/nccl, src/graph/tuning.cc, `ncclTopoTuneModel`). Hops between scale-up domains take longer than hops within
+one. A ring enters and leaves a domain through the NICs of all its members, each with an equal share of the array. An
 all-to-all is one step, in which the traffic within the domain and the traffic that leaves it overlap.
 """
 
@@ -20,12 +20,12 @@ class Tiers:
     """The scale-up and scale-out links of an accelerator.
 
     Attributes:
-        scale_up: Accelerators of a scale-up domain.
-        up_rate: Bytes/s of an accelerator to others of its domain, one direction.
-        out_rate: Bytes/s of an accelerator out of its domain, one direction.
+        scale_up: Number of accelerators in a scale-up domain.
+        up_rate: Bytes/s from an accelerator to others in its domain, in one direction.
+        out_rate: Bytes/s from an accelerator out of its domain, in one direction.
         up_latency_s: Latency of a hop within a domain.
         out_latency_s: Latency of a hop between domains.
-        launch_s: Launch of a collective.
+        launch_s: Time to launch a collective.
     """
 
     scale_up: int
@@ -38,11 +38,11 @@ class Tiers:
 
 @dataclass(frozen=True)
 class GroupSpread:
-    """How a group of accelerators within a rank is spread over scale-up domains.
+    """The spread of a group of accelerators within a rank over scale-up domains.
 
     Attributes:
-        count: Members of the group.
-        together: Members that share a domain.
+        count: Number of members of the group.
+        together: Number of members that share a domain.
     """
 
     count: int
@@ -50,18 +50,18 @@ class GroupSpread:
 
     @property
     def domains(self) -> int:
-        """The number of domains; in another rank the last may have more members of the group."""
+        """The number of domains; the last one may have more members of the group in another rank."""
         return math.ceil(self.count / self.together)
 
 
 @dataclass(frozen=True)
 class IntraNodeTime:
-    """Seconds of traffic within a rank that goes with a collective.
+    """The time of traffic within a rank that accompanies a collective, in seconds.
 
     Attributes:
-        before_s: Before the collective on the network.
-        after_s: After the collective on the network.
-        alone_s: In total, where there is no collective on the network.
+        before_s: Time before the collective on the network.
+        after_s: Time after the collective on the network.
+        alone_s: Total time if there is no collective on the network.
     """
 
     before_s: float = 0.0
@@ -69,7 +69,7 @@ class IntraNodeTime:
     alone_s: float = 0.0
 
     def __add__(self, other: IntraNodeTime) -> IntraNodeTime:
-        """Return the time of both, one after the other."""
+        """Return the total time of two collectives in sequence."""
         return IntraNodeTime(
             self.before_s + other.before_s, self.after_s + other.after_s, self.alone_s + other.alone_s
         )
@@ -80,13 +80,13 @@ NO_TIME = IntraNodeTime()
 
 @dataclass(frozen=True)
 class IntraNodeModel:
-    """Predicts how long collectives within a rank take.
+    """A model of the time of collectives within a rank.
 
     Attributes:
         tiers: Links of the accelerators.
-        members: Spread of the group of each kind of traffic, for kinds that a rank has inside.
-        shards: Accelerators, of all ranks, over which parameters are sharded.
-        expert_shards: Accelerators over which an expert's parameters are sharded.
+        members: Spread of the group of each kind of traffic, for the kinds that occur within a rank.
+        shards: Number of accelerators, over all ranks, that share the parameters.
+        expert_shards: Number of accelerators that share an expert's parameters.
     """
 
     tiers: Tiers
@@ -97,8 +97,8 @@ class IntraNodeModel:
     def collective_time(self, kind: str, collective: str, size: float) -> IntraNodeTime:
         """Return the time within the rank for a collective.
 
-        The network carries what a rank's accelerators have together: an all-reduce becomes a reduce-scatter within the
-        rank before, and an all-gather after.
+        The network carries the combined data of a rank's accelerators. So an all-reduce has a reduce-scatter within the
+        rank before it, and an all-gather after it.
 
         Args:
             kind: Kind of traffic.
@@ -122,7 +122,7 @@ class IntraNodeModel:
         """Return the bytes of a layer's gradients that an accelerator keeps and that replicas reduce.
 
         Args:
-            dense: Bytes of one accelerator's gradients, experts aside.
+            dense: Bytes of one accelerator's gradients, excluding experts.
             experts: Bytes of the gradients of its experts.
         """
         return dense / self.shards + experts / self.expert_shards
@@ -130,7 +130,7 @@ class IntraNodeModel:
     def blocking_s(self, tensor: float, expert: float) -> float:
         """Return the time within the rank that blocks a layer's computation in one direction.
 
-        This is two sums of partial results, and tokens to their experts and back.
+        This is the time for two sums of partial results, and for sending tokens to their experts and back.
 
         Args:
             tensor: Bytes of one accelerator's array of partial sums.
@@ -158,8 +158,8 @@ class IntraNodeModel:
 def model_intra_node(mesh: Mesh, tiers: Tiers) -> IntraNodeModel:
     """Return the model for a mesh.
 
-    The stride between members of a dimension is the number of accelerators of all dimensions inside it.
-    Context-parallel ranks shard parameters, too.
+    The stride between members of a dimension is the number of accelerators in all inner dimensions. Context-parallel
+    ranks shard parameters, too.
     """
     found: dict[str, GroupSpread] = {}
     stride = 1
@@ -182,10 +182,10 @@ def model_intra_node(mesh: Mesh, tiers: Tiers) -> IntraNodeModel:
 
 
 def _spread(count: int, stride: int, tiers: Tiers, beyond: bool) -> GroupSpread:
-    """Return the spread of `count` accelerators that are `stride` apart, with equally many in each domain.
+    """Return the spread of `count` accelerators that are `stride` apart, with the same number in each domain.
 
-    `beyond` says that the group continues in other ranks, which have the rest of a domain that is not whole in this
-    one.
+    `beyond` is true if the group continues in other ranks; these have the rest of a domain that is only partly in this
+    rank.
     """
     most = max(1, tiers.scale_up // stride)
     return GroupSpread(count, most if beyond and count > most else math.gcd(count, most))

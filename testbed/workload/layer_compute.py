@@ -1,4 +1,4 @@
-"""A rank's plan under construction: computations of a layer, or of all layers of an action, shared among plans."""
+"""A rank's plan under construction: computations of a layer or of an action's layers, shared between plans."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Named = dict[Action, tuple[Computing, ...]]
 
 @lru_cache(32)
 def _shared_actions(kind: Kind, durations_s: tuple[float, ...], kept: float) -> Named:
-    """Return what is known of the actions of stages with these layers; the caller adds to it."""
+    """Return the cached data on actions of stages with these layers; the caller adds to it."""
     return {}
 
 
@@ -37,7 +37,7 @@ class ComputePlanner:
         self.computed: list[int] = []
         self._scale, self._slowdown = scale, slowdown
         self._computings: dict[tuple[Kind, float], Computing] = {}
-        # by stage and kind: numbered computations of the layers without names, and the actions made from them
+        # by stage and kind: numbered computations of the layers, without names, and the actions made from them
         self._by_stage: dict[tuple[int, Kind], tuple[list[tuple[int, Computing]], Named]] = {}
 
     def add(self, operation: Operation) -> int:
@@ -46,17 +46,17 @@ class ComputePlanner:
         return len(self.plan) - 1
 
     def compute(self, name: str, kind: Kind, seconds: float) -> None:
-        """Compute for this many real seconds, once the gate is open."""
+        """Compute for this many real seconds after the gate opens."""
         after, self.gate = tuple(self.gate), []
         template = self._template(kind, seconds)
         self.computed.append(self.add(replace_fields(template, name=name, after=after)))
 
     def compute_layers(self, action: Action, parts: Sequence[Part], kept: float) -> None:
-        """Add an action that is computation alone.
+        """Add an action that consists only of computation.
 
         Args:
             action: The action.
-            parts: Its layers.
+            parts: The layers of the action.
             kept: Bytes of activations kept from forward to the end of backward.
         """
         first, after = len(self.plan), tuple(self.gate)
@@ -67,7 +67,7 @@ class ComputePlanner:
         self.computed += range(first, len(self.plan))
 
     def _template(self, kind: Kind, seconds: float) -> Computing:
-        """Return a computation of this many real seconds, without name and dependencies."""
+        """Return a computation of this many real seconds, without a name and dependencies."""
         if (template := self._computings.get((kind, seconds))) is None:
             duration_s = self._scale.emulated_s(seconds) * self._slowdown
             template = Computing("", COMPUTE, kind.name.lower(), duration_s=duration_s)
@@ -92,7 +92,7 @@ class ComputePlanner:
 
 
 def with_memory(computing: list[Computing], action: Action, kept: float) -> list[Computing]:
-    """Return the computations of an action with the memory that they allocate at its start, or free at its end."""
+    """Return an action's computations with the memory that they allocate at its start or free at its end."""
     if action.kind is Kind.FORWARD:
         computing[0] = replace_fields(computing[0], holds=kept)
     elif action.kind is not Kind.BACKWARD_INPUT:

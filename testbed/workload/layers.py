@@ -1,11 +1,12 @@
-"""What one rank computes and sends for a layer: tensor, context, expert and data parallelism.
+"""The computation and traffic of one rank for a layer: tensor, context, expert and data parallelism.
 
 - tensor_parallel: two all-reduces per block and direction (Megatron-LM, arXiv:1909.08053).
-- context_parallel: keys and values travel around a ring, one hop for each other rank; in backward together with their
-  gradients (Ring Attention, arXiv:2310.01889).
-- expert_parallel: tokens go to their experts and back, each time an all-to-all.
-- data_parallel_shard: a layer's parameters are gathered some layers ahead, gradients reduce-scattered after the last
-  microbatch (FSDP, arXiv:2304.11277). With a pipeline, parameters stay gathered for the whole step, as in torchtitan.
+- context_parallel: keys and values travel around a ring, one hop for each other rank; in the backward pass, together
+  with their gradients (Ring Attention, arXiv:2310.01889).
+- expert_parallel: tokens travel to their experts and back, with an all-to-all each time.
+- data_parallel_shard: a layer's parameters are gathered a few layers ahead, and gradients are reduce-scattered after
+  the last microbatch (FSDP, arXiv:2304.11277). With a pipeline, parameters stay gathered for the whole step, as in
+  torchtitan.
 - data_parallel_replicate: gradients, or this rank's shard of them, are all-reduced in buckets; or, once in several
   steps, the change of the weights is exchanged.
 """
@@ -32,7 +33,7 @@ _ALGORITHMS = {"all_to_all": "direct", "all_to_all_v": "late_counts"}
 
 
 class LayerPlanner(ComputePlanner):
-    """Builds the plan of one rank, layer by layer.
+    """A builder of one rank's plan, layer by layer.
 
     Attributes:
         order: Actions of the rank.
@@ -55,12 +56,12 @@ class LayerPlanner(ComputePlanner):
         self._gathering: dict[tuple[int, int], list[int]] = {}  # by stage and layer
         self.sharded = FSDP in groups or self.has_inside(SHARD)
         self._gathers: dict[int, list[tuple[str, float, IntraNodeTime]]] = {}  # by id of the layer's part
-        # by group, collective and size: one of which others differ only in name and dependencies
+        # by group, collective and size: one operation; others differ from it only in name and dependencies
         self._collectives: dict[tuple[str, str, float], GroupCollective] = {}
         self.gathered: set[int] = set()  # stages whose parameters are gathered for the rest of the step
-        self._compute_only: dict[int, bool] = {}  # by stage, whether it has no traffic but its gradients'
+        self._compute_only: dict[int, bool] = {}  # by stage, whether only gradients are sent
         self._bucket, self._inner_bucket, self._bucket_after = 0.0, 0.0, 0
-        self._replicated_bytes = 0.0  # of gradients of parameters that replicas share
+        self._replicated_bytes = 0.0  # bytes of gradients of parameters that replicas share
         completing = (Kind.FULL_BACKWARD, Kind.BACKWARD_WEIGHT)
         self._last = {
             action.stage: action for action in order if action.kind in completing
@@ -95,7 +96,7 @@ class LayerPlanner(ComputePlanner):
             self.reduce(action, number, part)
 
     def is_compute_only(self, action: Action, parts: Sequence[Part]) -> bool:
-        """Return whether an action is computation alone: it has its parameters, and keeps its gradients for now."""
+        """Return whether an action is only computation: it has its parameters, and keeps its gradients for now."""
         if self.completes_weights(action):
             return False
         if action.kind is Kind.BACKWARD_WEIGHT:
@@ -108,7 +109,7 @@ class LayerPlanner(ComputePlanner):
         return self._compute_only[action.stage]
 
     def inner_traffic(self, name: str, action: Action, parts: Sequence[Part]) -> None:
-        """Add traffic among the rank's own accelerators that blocks the next computation, for all these layers."""
+        """Add traffic between the rank's own accelerators that blocks the next computation, for all these layers."""
         if action.kind is Kind.BACKWARD_WEIGHT or not (seconds := self._inner_s(parts)):
             return
         after = tuple({*self.gate, self.computed[-1]})
@@ -124,7 +125,7 @@ class LayerPlanner(ComputePlanner):
         return sum(within.blocking_s(part.inner.tensor, part.inner.expert) for part in parts)
 
     def has_inside(self, kind: str) -> bool:
-        """Return whether ranks have traffic of this kind among their own accelerators that takes time."""
+        """Return whether ranks have traffic of this kind between their own accelerators that takes time."""
         return self.within is not None and kind in self.within.members
 
     def _route(self, name: str, action: Action, number: int, part: Part, *, returns: bool = False) -> float:
@@ -179,7 +180,7 @@ class LayerPlanner(ComputePlanner):
     def _gather(self, action: Action, number: int, part: Part) -> None:
         """Make the next computation wait for a layer's parameters.
 
-        Without a pipeline each microbatch gathers them anew.
+        Without a pipeline, each microbatch gathers them again.
         """
         key = (action.stage, number)
         if key not in self._gathering:
@@ -195,7 +196,7 @@ class LayerPlanner(ComputePlanner):
                 self._begin_gather(action, number, part, self.options.prefetch - ahead)
 
     def _begin_gather(self, action: Action, number: int, part: Part, prefetch: int) -> None:
-        """Start a gather after all computations but the last `prefetch`."""
+        """Start a gather after all computations except the last `prefetch`."""
         if not self.sharded or action.kind is Kind.BACKWARD_WEIGHT:
             return
         after = tuple(self.computed[-1 - prefetch : -prefetch or None])
@@ -256,9 +257,9 @@ class LayerPlanner(ComputePlanner):
             self._bucket = self._inner_bucket = 0.0
 
     def exchange(self) -> GroupCollective | None:
-        """Return the replicas' exchange of one part of the weights' changes, once the step is planned.
+        """Return the replicas' exchange of one part of the weight changes, after the step is planned.
 
-        Returns None where replicas reduce gradients in every step.
+        The result is None if replicas reduce gradients in every step.
         """
         outer, group = self.options.outer, self.groups.get(REPLICATE)
         if outer is None or group is None:
@@ -285,7 +286,7 @@ class LayerPlanner(ComputePlanner):
         counts: tuple[int, ...] = (),
         returns: bool = False,
     ) -> None:
-        """Start a collective on the last computation's result that blocks the next computation."""
+        """Start a collective on the last computation's result; it blocks the next computation."""
         after = tuple({*self.gate, *self.computed[-1:]})
         index = self._start(name, group, collective, size, after, counts, returns)
         if index is not None:
@@ -304,8 +305,8 @@ class LayerPlanner(ComputePlanner):
     ) -> int | None:
         """Add a collective and return the index of its last operation.
 
-        Returns None where the rank is in no such group, or there is nothing to send. `inner` is the traffic among the
-        accelerators of a rank that goes with it.
+        The result is None if the rank is in no such group, or there is nothing to send. `inner` is the accompanying
+        traffic between the accelerators of a rank.
         """
         kind = SHARD if group in (FSDP, EXPERT_SHARD) else group
         if group not in self.groups or not size:
@@ -333,7 +334,7 @@ class LayerPlanner(ComputePlanner):
     def _sharded_time(self, group: str, collective: str, dense: float, experts: float) -> IntraNodeTime:
         """Return the traffic within ranks for a layer's arrays, given bytes of one accelerator.
 
-        Where no ranks share its experts, these go with all other parameters.
+        If no ranks share its experts, the experts are treated like all other parameters.
         """
         of_experts = self._inner_time(EXPERT_SHARD, collective, experts)
         if group == EXPERT_SHARD:
@@ -354,7 +355,7 @@ class LayerPlanner(ComputePlanner):
 
 
 def routing_weights(rng: Random, count: int, skew: float) -> list[float]:
-    """Return relative token counts of `count` receivers.
+    """Return the relative token counts of `count` receivers.
 
     They are log-normal, with a standard deviation of `skew` times the mean.
     """

@@ -1,7 +1,7 @@
-"""Training steps in a row, and the exchanges among replicas between them: local SGD and its successors.
+"""Consecutive training steps, and the exchanges between replicas that separate them: local SGD and its successors.
 
-DiLoCo (arXiv:2311.08105): once in several steps, the change of the weights is averaged over replicas. Streaming DiLoCo
-(arXiv:2501.18512): in parts that take turns, overlapped with steps, and in fewer bits.
+In DiLoCo (arXiv:2311.08105), the change of the weights is averaged over replicas once in several steps. In Streaming
+DiLoCo (arXiv:2501.18512), it is averaged in parts, one at a time, overlapped with steps and with fewer bits.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from testbed.workload.dependency_tracker import waits
 from testbed.workload.plan import Computing, GroupCollective, Message, Operation, Pause, RankPlan
 
 WHOLE_BITS = 32
-SUMMABLE_BITS = (WHOLE_BITS, 16)  # of types that an all-reduce can sum: float32, bfloat16
+SUMMABLE_BITS = (WHOLE_BITS, 16)  # widths of types that an all-reduce can sum: float32, bfloat16
 
 
 class Turn(NamedTuple):
@@ -23,7 +23,7 @@ class Turn(NamedTuple):
 
     Attributes:
         part: Number of the part.
-        begins: Steps that are over when it starts.
+        begins: Number of steps that are over when it starts.
         due: Number of the step that waits for it.
     """
 
@@ -34,13 +34,13 @@ class Turn(NamedTuple):
 
 @dataclass(frozen=True)
 class OuterSchedule:
-    """When and how parts of the weights' change are exchanged.
+    """The schedule by which parts of the weight changes are exchanged.
 
     Attributes:
         period: Steps from one part's exchange to the next one's.
         parts: Number of parts.
         overlap: Steps that run while a part is exchanged, at most `period`.
-        bits: Bits of a value in the exchange.
+        bits: Bits per value in the exchange.
     """
 
     period: int
@@ -49,9 +49,9 @@ class OuterSchedule:
     bits: int = WHOLE_BITS
 
     def turns(self, steps: int) -> list[Turn]:
-        """Return the turns of a number of steps that repeats; it is a multiple of the period.
+        """Return the turns of a repeating number of steps, which is a multiple of the period.
 
-        With overlap the first turn begins with the first step, so that no turn extends beyond the last step.
+        With overlap, the first turn begins with the first step, so that no turn extends beyond the last step.
         """
         lead = 0 if self.overlap else self.period
         begins = range(lead, steps + lead, self.period)
@@ -59,7 +59,7 @@ class OuterSchedule:
 
     @property
     def is_summable(self) -> bool:
-        """Whether the network sums values on the way (all-reduce); else every member gathers all others' values."""
+        """Whether the network sums values in transit (all-reduce); if not, every member gathers all others' values."""
         return self.bits in SUMMABLE_BITS
 
     def collective(self, whole_bytes: float, members: int) -> tuple[str, float]:
@@ -84,7 +84,7 @@ def repeat_steps(
     Args:
         plans: Every rank's plan of one step.
         steps: Number of repetitions.
-        outer: Schedule of exchanges among replicas.
+        outer: Schedule of exchanges between replicas.
         exchanges: Every rank's exchange, started at the turns of `outer`.
     """
     if steps == 1 and outer is None:
@@ -101,9 +101,9 @@ def repeat_steps(
 def _repeat_plan(
     plan: RankPlan, steps: int, tags: int, turns: Sequence[Turn], exchange: GroupCollective | None
 ) -> RankPlan:
-    """Repeat one rank's plan. A step starts once the previous one is over, as an optimizer runs between them.
+    """Repeat one rank's plan; a step starts once the previous one is over, since an optimizer runs between them.
 
-    `tags` is the number of message tags of a step, the same for all ranks.
+    `tags` is the number of message tags of a step, which is the same for all ranks.
     """
     first, last = _ends(plan)
     found: list[Operation] = []
@@ -132,9 +132,9 @@ def _repeat_plan(
 def _ends(plan: RankPlan) -> tuple[set[int], list[int]]:
     """Return the operations that start a step (no dependencies) and the ones that end it (no dependents).
 
-    To attribute waiting time correctly, the first ones include the first computation, so that all waiting before it is
-    for the previous step. The last ones include all communication that only later operations of its own stream wait
-    for.
+    To attribute waiting time correctly, the first ones include the first computation, so that all waiting before it
+    counts for the previous step. The last ones include all communication on which only later operations of the same
+    stream depend.
     """
     before, awaited = waits(plan), {earlier for operation in plan for earlier in operation.after}
     in_turn = {earlier for own in before for earlier in own}

@@ -1,9 +1,9 @@
-"""Accelerator memory of a training step: weights, gradients, optimizer state and activations. Real figures.
+"""The accelerator memory of a training step: weights, gradients, optimizer state and activations, in real figures.
 
-Adam in mixed precision keeps 2 bytes of weights per parameter, the gradient's bytes, and 12 bytes of its own: 32-bit
-weights, momentum and variance (Rajbhandari et al. 2020, "ZeRO", section 3.1, arXiv:1910.02054). Sharded parameters
-(FSDP) are divided among all ranks of the group, except one layer that is gathered at a time. Activations are the inputs
-of each block, from which the rest is recomputed.
+Adam in mixed precision keeps 2 bytes of weights per parameter, the gradient's bytes, and 12 bytes of optimizer state:
+32-bit weights, momentum and variance (Rajbhandari et al. 2020, "ZeRO", section 3.1, arXiv:1910.02054). Sharded
+parameters (FSDP) are divided among all ranks of the group, except one layer that is gathered at a time. Activations are
+the inputs of each block; the rest is recomputed from them.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ def accelerator_bytes(
         peaks: Peak bytes of activations of each rank, over all its accelerators.
         gradient_bytes: Bytes of a gradient value.
         positions: Pipeline position of each rank.
-        counts: Blocks of each stage, where they are not divided evenly.
+        counts: Blocks of each stage, if they are not divided evenly.
     """
     degrees = tuple((name, mesh.degrees[name]) for name in (TENSOR, EXPERT, SHARD, CONTEXT))
     states = _by_position(model, degrees, tuple(owners), gradient_bytes, tuple(counts))
     return [states[position] + peak / mesh.per_rank for position, peak in zip(positions, peaks, strict=True)]
 
 
-@lru_cache(256)  # searches ask for few distinct ones, many times
+@lru_cache(256)  # searches request a few distinct values many times
 def _by_position(
     model: str | ModelSpec,
     degrees: tuple[tuple[str, int], ...],

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 
 from testbed.spec.catalogue import models
 
-if TYPE_CHECKING:  # counting parameters does not need the file models
+if TYPE_CHECKING:  # counting parameters does not require the file models
     from testbed.spec.transformer import ModelSpec
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """The dimensions of a decoder-only transformer; 0 where a model lacks one that `ModelSpec` does not have.
+    """The dimensions of a decoder-only transformer; a dimension that is not in `ModelSpec` is 0 if the model lacks it.
 
     Attributes:
         positions: Learned positions.
@@ -27,9 +27,9 @@ class Architecture:
         experts_per_token: Routed experts that a token uses.
         shared_experts: Experts that every token uses in addition.
         expert_ffn_dim: Hidden width of an expert; 0 for `ffn_dim`.
-        dense_layers: Layers before the first with experts.
-        q_rank: Rank of the queries in multi-head latent attention, as are `kv_rank`, `head_dim`, `rope_dim` and
-            `value_dim`.
+        dense_layers: Number of layers before the first one with experts.
+        q_rank: Rank of the queries in multi-head latent attention; `kv_rank`, `head_dim`, `rope_dim` and `value_dim`
+            also belong to it.
     """
 
     dim: int
@@ -58,7 +58,7 @@ class Parameter:
     Attributes:
         name: Name in the publishers' code.
         shape: Shape of the tensor.
-        matmul: Whether tokens are multiplied by it, unlike look-up tables, biases and norms.
+        matmul: Whether tokens are multiplied by it, which is not so for look-up tables, biases and norms.
         share: Share of all tokens that use it; below 1 for experts.
     """
 
@@ -79,7 +79,7 @@ class Parameter:
 
 
 def parameters(model: str | Architecture | ModelSpec) -> tuple[Parameter, ...]:
-    """Return all parameters in order of registration. Raises KeyError for an unknown model."""
+    """Return all parameters in order of registration; raise KeyError for an unknown model."""
     if isinstance(model, str):
         entry = models()[model]
         family, model = entry["family"], Architecture(**entry["dimensions"])
@@ -89,7 +89,7 @@ def parameters(model: str | Architecture | ModelSpec) -> tuple[Parameter, ...]:
 
 
 def dimensions(model: str | ModelSpec) -> Architecture | ModelSpec:
-    """Return the dimensions of a model; only a published model's name has to be looked up. Raises KeyError."""
+    """Return the dimensions of a model; look up published models by name, and raise KeyError for unknown names."""
     return Architecture(**models()[model]["dimensions"]) if isinstance(model, str) else model
 
 
@@ -110,7 +110,7 @@ def score_products(model: str | ModelSpec) -> int:
 
 
 def experts_per_token(model: str | ModelSpec) -> int:
-    """Return the number of routed experts that a token uses; 0 where there are none."""
+    """Return the number of routed experts that a token uses; 0 if there are none."""
     return dimensions(model).experts_per_token
 
 
@@ -136,7 +136,7 @@ def _affine(prefix: str, into: int, out: int) -> Iterator[Parameter]:
 def _attention(
     prefix: str, spec: Architecture | ModelSpec, names: tuple[str, str, str, str]
 ) -> Iterator[Parameter]:
-    """Yield queries, keys, values (which several heads may share) and output."""
+    """Yield the matrices of queries, keys and values (which several heads may share) and of the output."""
     kv_dim = spec.dim // spec.n_heads * spec.n_kv_heads
     for name, wide in zip(names, (spec.dim, kv_dim, kv_dim, spec.dim), strict=True):
         yield _matrix(f"{prefix}.{name}", wide, spec.dim)
@@ -176,7 +176,7 @@ def _gpt2(spec: Architecture) -> Iterator[Parameter]:
 def _experts(
     prefix: str, spec: Architecture | ModelSpec, width: int, names: tuple[str, str, str]
 ) -> Iterator[Parameter]:
-    """Yield a layer's routed experts. `names` are the matrices into, out of and parallel to the hidden layer."""
+    """Yield a layer's routed experts; `names` are the matrices into, out of and parallel to the hidden layer."""
     share = spec.experts_per_token / spec.experts
     into, out, gate = names
     for number in range(spec.experts):

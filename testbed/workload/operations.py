@@ -26,7 +26,7 @@ class Operation:
         name: Label for records.
         stream: Stream of the rank that runs it.
         kind: Category under which waiting time is accounted.
-        after: Indices in the rank's plan of further dependencies, in addition to the previous operation of its stream.
+        after: Indices in the rank's plan of dependencies in addition to the previous operation of its stream.
     """
 
     name: str
@@ -35,7 +35,7 @@ class Operation:
     after: tuple[int, ...] = ()
 
     def to_document(self) -> dict[str, Any]:
-        """Return the operation as JSON-ready values."""
+        """Return the operation as data for JSON."""
         return {"type": _NAMES[type(self)], **{one.name: getattr(self, one.name) for one in fields(self)}}
 
     @staticmethod
@@ -55,8 +55,8 @@ class Computing(Operation):
 
     Attributes:
         duration_s: Emulated seconds.
-        holds: Bytes of activations, real, allocated when it starts.
-        gives: Bytes of activations, real, freed when it ends.
+        holds: Real bytes of activations that are allocated when it starts.
+        gives: Real bytes of activations that are freed when it ends.
     """
 
     duration_s: float = 0.0
@@ -73,7 +73,7 @@ class Pause(Operation):
 
 @dataclass(frozen=True)
 class IntraRankTransfer(Pause):
-    """Traffic among a rank's own accelerators, which the emulated network does not carry."""
+    """Traffic between a rank's own accelerators, which the emulated network does not carry."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Message(Operation):
     Attributes:
         peer: Rank at the other end.
         numel: Number of elements.
-        tag: Distinguishes messages of a pair of ranks.
+        tag: Tag that distinguishes messages of a pair of ranks.
         sends: Whether this is the sending end.
     """
 
@@ -103,11 +103,11 @@ class Block(Message):
     Attributes:
         numel: Elements of a block.
         group: Index of the group in the plan.
-        window: GATHERED for members' blocks, each at its own place; REDUCED for partial sums of a block, to which each
-            sender adds its own and all that it received for the block.
-        block: Owner of the block, as index in the group.
+        window: GATHERED for members' blocks, each at its own position; REDUCED for partial sums of a block, to which
+            each sender adds its own part and all partial sums that it received for the block.
+        block: Owner of the block, as an index in the group.
         slot: Position in the receiver's window, in blocks.
-        call: Number of the group's gather, or reduction, in the step, from 0.
+        call: Number of the group's gather or reduction in the step, from 0.
     """
 
     group: int = 0
@@ -126,8 +126,8 @@ class GroupCollective(Operation):
         collective: Name of the collective.
         numel: Elements of a rank's larger array.
         algorithm: Name of the algorithm; "" for the variant's.
-        counts: For an all_to_all_v, by member: elements that it receives from each member.
-        returns: Whether `counts` are instead the elements that a member sends to each member.
+        counts: For an all_to_all_v, by member: number of elements that it receives from each member.
+        returns: Whether `counts` has instead the elements that a member sends to each member.
         table: For an all_to_all_v, instead of `counts`: elements from each member (rows) to each member (columns).
     """
 
@@ -146,7 +146,7 @@ class GroupCollective(Operation):
 
     @property
     def exchange_key(self) -> tuple[object, ...]:
-        """A key that is equal for members' parts of the same collective: all but labels and dependencies."""
+        """A key that is equal for members' parts of the same collective: all fields except labels and dependencies."""
         return (
             self.group,
             self.collective,
@@ -166,7 +166,7 @@ class GroupCollective(Operation):
         return [list(self.counts)] * len(self.counts)
 
     def sent_rows(self) -> list[list[int]]:
-        """Return `rows` as sent, which is more than `rows` where the algorithm pads."""
+        """Return `rows` as sent, which is more than `rows` if the algorithm adds padding."""
         rows = self.rows()
         return sent_rows(self.algorithm, rows, self.numel // len(rows))
 
@@ -175,9 +175,9 @@ Kind = TypeVar("Kind", bound=Operation)
 
 
 def replace_fields(operation: Kind, **values: Any) -> Kind:
-    """Return a copy with other field values, as `dataclasses.replace` does, in a fifth of its time.
+    """Return a copy with other field values, like `dataclasses.replace` but in a fifth of its time.
 
-    A step has tens of thousands of operations.
+    This matters because a step has tens of thousands of operations.
     """
     copy = object.__new__(type(operation))
     object.__setattr__(copy, "__dict__", operation.__dict__ | values)

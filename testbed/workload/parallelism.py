@@ -1,4 +1,4 @@
-"""Degrees of parallelism as a mesh of ranks. Names are torchtitan's."""
+"""Degrees of parallelism as a mesh of ranks, under torchtitan's names."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _TRAFFIC = {
 
 
 class ParallelismError(BadInput, ValueError):
-    """Degrees of parallelism that do not fit together."""
+    """The error for degrees of parallelism that do not fit together."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,8 @@ class Mesh:
     Attributes:
         order: Dimensions, outermost first.
         degrees: Degree of every dimension, over accelerators.
-        per_rank: Accelerators of a rank, the innermost ones.
-        inside: How many of a dimension's accelerators are in one rank.
+        per_rank: Number of accelerators of a rank; these are the innermost ones.
+        inside: Number of a dimension's accelerators that are in one rank.
         ranks: Rank at each coordinate, in mesh order.
     """
 
@@ -70,7 +70,7 @@ class Mesh:
 
     @property
     def within_ranks(self) -> list[str]:
-        """Traffic among each rank's own accelerators, which no network carries, as "dimension degree (traffic)"."""
+        """Traffic between each rank's own accelerators, which no network carries, as "dimension degree (traffic)"."""
         inside = {**self.inside, EXPERT: math.gcd(self.degrees[EXPERT], self.inside[SHARD])}
         return [f"{name} {inside[name]} ({what})" for name, what in _TRAFFIC.items() if inside[name] > 1]
 
@@ -103,9 +103,9 @@ class Mesh:
         return found
 
     def groups(self, *names: str) -> list[tuple[int, ...]]:
-        """Return the groups of ranks that differ in these dimensions only, in mesh order.
+        """Return the groups of ranks that differ only in these dimensions, in mesh order.
 
-        Returns none where each group would be a single rank.
+        The result is empty if each group would be a single rank.
         """
         if names not in self._groups:
             self._groups[names] = self._grouped(names)
@@ -121,7 +121,7 @@ class Mesh:
 def check_product(
     degrees: Mapping[str, int], ranks: int, per_rank: int, order: Sequence[str] = DIMENSIONS
 ) -> None:
-    """Raise ParallelismError unless the degrees multiply to the number of accelerators of all ranks.
+    """Raise ParallelismError unless the product of the degrees is the number of accelerators of all ranks.
 
     `order` is the order of dimensions in the message.
     """
@@ -151,12 +151,12 @@ def make_mesh(
         mapping: Rank at each coordinate, in mesh order; by default 0, 1, 2 and so on.
 
     Raises:
-        ParallelismError: Degrees, ranks and accelerators per rank do not multiply.
+        ParallelismError: If the product of degrees differs from ranks times accelerators per rank.
     """
     return _make_mesh(tuple(degrees.items()), ranks, per_rank, tuple(order), tuple(mapping))
 
 
-@lru_cache(256)  # searches ask for few distinct ones, many times
+@lru_cache(256)  # searches request a few distinct meshes many times
 def _make_mesh(
     degree_items: tuple[tuple[str, int], ...],
     ranks: int,

@@ -1,7 +1,7 @@
-"""From a pipeline schedule to every rank's plan: the rank's actions in order, and messages between stages.
+"""Every rank's plan from a pipeline schedule: the rank's actions in order, and messages between stages.
 
-Activations travel forward, their gradients back. `layers` plans what happens within an action, `send_tokens` how
-replicas take turns to send to another building.
+Activations travel forward, and their gradients back. `layers` plans the operations within an action, and `send_tokens`
+plans how replicas take turns to send to another building.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from testbed.workload.schedules import Action, Kind, Schedule
 from testbed.workload.send_tokens import find_turns, with_tokens
 from testbed.workload.stages import Part, Stage
 
-# a search often asks for a plan again, as much of what it varies does not change the plan
+# a search often requests the same plan again, since many values that it varies do not change the plan
 MAX_CACHED_PLANS, MAX_CACHED_OPERATIONS = 8, 500_000
 _plans: SizedCache[JobPlan] = SizedCache(
     MAX_CACHED_OPERATIONS, lambda plan: max(plan.operations, MAX_CACHED_OPERATIONS / MAX_CACHED_PLANS)
@@ -69,7 +69,7 @@ def plan_job(
         schedule: Every pipeline rank's order of actions.
         stages: The pipeline's stages.
         options: Options of the plan.
-        replica_schedules: Each replica's schedule, where replicas differ.
+        replica_schedules: Each replica's schedule, if replicas differ.
     """
     groups = tuple(groups_of(mesh, apart=bool(options.within)))
     pipelines = {rank: pipeline for pipeline in mesh.groups(PIPELINE) for rank in pipeline}
@@ -89,7 +89,7 @@ def plan_job(
         for coordinate in mesh.coordinates
     ]
     schedules = [own.content_hash for own in replica_schedules or [schedule]]
-    # hashed once here: a tuple would hash its parts anew at each look-up
+    # hashed once here, since a tuple would hash its parts again at each look-up
     common = hash((_hash_stages(stages), options.key))
     tokens = tuple(options.send_tokens.items())
     key = hash((groups, tuple(replica_pipelines), tuple(places), tuple(schedules), common, tokens))
@@ -102,7 +102,7 @@ def plan_job(
 
 
 def _hash_stages(stages: Sequence[Stage]) -> int:
-    """Return a cached hash of the stages, which hold thousands of numbers."""
+    """Return a cached hash of the stages, which have thousands of numbers."""
     own = tuple(stages)
     return _stage_hashes.of(own, partial(hash, own))
 
@@ -131,7 +131,7 @@ def _make_plan(
         schedules: Distinct schedules.
         stages: The pipeline's stages.
         options: Options of the plan.
-        common: Key for stages and options, send tokens aside.
+        common: Key for stages and options, without send tokens.
     """
     rank_groups: list[dict[str, Group]] = [{} for _ in places]
     for number, (name, members) in enumerate(groups):
@@ -179,7 +179,7 @@ def _make_pattern(make_planner: Callable[[], _RankPlanner]) -> Pattern:
 def _contended_tokens(
     tokens: Mapping[tuple[int, int], SendToken], replicas: set[tuple[Pipeline, ...]]
 ) -> dict[tuple[int, int], SendToken]:
-    """Return the tokens that several replicas would use; a lone sender need not wait for its turn."""
+    """Return the tokens that several replicas would use; a single sender need not wait for its turn."""
     found: dict[tuple[int, int], SendToken] = {}
     for pipelines in replicas if tokens else ():
         for own, there in permutations(range(len(pipelines[0])), 2):
@@ -215,7 +215,7 @@ def groups_of(mesh: Mesh, apart: bool = False) -> list[tuple[str, tuple[int, ...
 
 
 class _RankPlanner(LayerPlanner):
-    """Plans one rank, action by action.
+    """A planner of one rank, action by action.
 
     Attributes:
         position: Position of the rank in the pipeline.
@@ -329,7 +329,7 @@ class _RankPlanner(LayerPlanner):
         return operation
 
     def _is_whole(self, action: Action) -> bool:
-        """Return whether nothing happens between the layers of an action."""
+        """Return whether there are no operations between the layers of an action."""
         between = action.kind is not Kind.BACKWARD_WEIGHT and self._has_traffic
         return action.parts > 1 or not (
             between or (self._reduces_gradients and self.completes_weights(action))
@@ -337,7 +337,7 @@ class _RankPlanner(LayerPlanner):
 
     @cached_property
     def _has_traffic(self) -> bool:
-        """Whether layers have traffic of their own."""
+        """Whether individual layers have traffic."""
         return not {TENSOR, CONTEXT, EXPERT, FSDP}.isdisjoint(self.groups) or self.has_inside(SHARD)
 
     @cached_property
@@ -347,7 +347,7 @@ class _RankPlanner(LayerPlanner):
 
 
 def _source_stage(action: Action, stages: int) -> int | None:
-    """Return the other stage whose result an action needs."""
+    """Return the other stage whose result an action requires."""
     if action.kind is Kind.FORWARD:
         return action.stage - 1 if action.stage else None
     if action.kind.gives_gradient:

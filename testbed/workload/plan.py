@@ -1,11 +1,11 @@
-"""What each rank of a job does in a step: operations on streams, with their dependencies.
+"""The plan of each rank of a job for a step: operations on streams, with their dependencies.
 
 As on an accelerator, operations of one stream run in order and streams run concurrently. A stream that is a queue runs
 its operations in the order in which they become ready. Ranks on a network and the simulation execute the same plan:
 `dependency_tracker` decides for both which operation may start when.
 
-Symmetric ranks share one pattern of operations, relocated to each rank's peers and groups. What is derived from a
-pattern is cached for all ranks that share it, in other plans too.
+Symmetric ranks share one pattern of operations, which is relocated to each rank's peers and groups. Data derived from a
+pattern are cached for all ranks that share it, including those of other plans.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ NumberOf = Sequence[int] | Mapping[int, int]
 
 
 class _Cached:
-    """Keeps values that are derived from an object as long as the object."""
+    """A cache of values derived from an object, with the lifetime of the object."""
 
     def cached(self, key: Hashable, make: Callable[[], Known]) -> Known:
         """Return the value cached under `key`; call `make` on the first request."""
@@ -75,7 +75,7 @@ class _Cached:
 
 
 class Pattern(_Cached):
-    """The operations of a rank. Where a `Relocation` goes with it, peers and groups are indices into that.
+    """The operations of a rank. If there is a `Relocation`, peers and groups are indices into it.
 
     Attributes:
         operations: The operations, in order.
@@ -84,7 +84,7 @@ class Pattern(_Cached):
     def __init__(self, operations: RankPlan, column_source: Pattern | None = None) -> None:
         self.operations = operations
         self._column_source = (
-            column_source  # not itself: no cycle, so that plans are freed without the collector
+            column_source  # not itself, so that there is no cycle and plans are freed without the collector
         )
 
     @property
@@ -97,13 +97,13 @@ class Pattern(_Cached):
 
     @cached_property
     def shared_indices(self) -> list[int]:
-        """Indices of the operations that involve other ranks, a small part of all."""
+        """Indices of the operations that involve other ranks, which are a small part of all."""
         kinds = {GroupCollective, Message, Block}
         return [index for index, kind in enumerate(map(type, self.operations)) if kind in kinds]
 
     @property
     def shared_kinds(self) -> list[int]:
-        """For each of `shared_indices`, the index of its equal in `exchanges`."""
+        """For each of `shared_indices`, the index of the equal operation in `exchanges`."""
         return self._sorted[0]
 
     @property
@@ -127,7 +127,7 @@ class Pattern(_Cached):
         return sorts, [(operation, many[number]) for number, operation in enumerate(first)]
 
     def with_algorithm(self, algorithm: str) -> Pattern:
-        """Return the pattern with this algorithm in collectives that name none; the same object on every call."""
+        """Return the pattern with this algorithm in collectives that do not name one; always the same object."""
         if not any(map(_uses_default_algorithm, (own for own, _ in self.exchanges))):
             return self
         return self.cached(("using", algorithm), lambda: self._with_algorithm(algorithm))
@@ -159,7 +159,7 @@ def _uses_default_algorithm(operation: Operation) -> bool:
 
 
 class Relocation(NamedTuple):
-    """Where a rank uses a pattern.
+    """The peers and groups to which a rank applies a pattern.
 
     Attributes:
         groups: Number in the plan of each of the pattern's groups.
@@ -171,7 +171,7 @@ class Relocation(NamedTuple):
 
 
 class SymmetricPlans(Sequence[RankPlan]):
-    """The plans of all ranks, built on access. A relocation is None where a pattern is the rank's own."""
+    """The plans of all ranks, built on access; a relocation is None if a pattern belongs to only one rank."""
 
     def __init__(self, patterns: Sequence[Pattern], relocations: Sequence[Relocation | None]) -> None:
         self.patterns, self.relocations = tuple(patterns), tuple(relocations)
@@ -241,12 +241,12 @@ class JobPlan(_Cached):
     """The plans of all ranks of a job.
 
     Attributes:
-        ranks: One plan per rank; `SymmetricPlans` where ranks are known to do the same.
+        ranks: One plan per rank; `SymmetricPlans` if ranks are known to have the same operations.
         groups: Name and members of each group of ranks that run collectives together.
         holds_receivers: Whether a message leaves only once its receive is posted.
-        jitter: Standard deviation of compute time, as a share of it.
+        jitter: Standard deviation of compute time, relative to that time.
         seed: Seed of the jitter.
-        dscps: DSCP of what operations send, by their kind, where not 0.
+        dscps: DSCP of the operations' packets by kind, if not 0.
         buildings: Building of each rank; () for a single building.
         tuning: Table that picks the algorithm of collectives with algorithm "auto".
         near: Locality domain of each rank for hierarchical algorithms (`parallelism.hierarchy`); () for buildings.
@@ -265,14 +265,14 @@ class JobPlan(_Cached):
     def with_placement(
         self, buildings: tuple[int, ...], tuning: TuningTable, near: tuple[int, ...]
     ) -> JobPlan:
-        """Return the plan with this placement and tuning table; the same object on every call."""
+        """Return the plan with this placement and tuning table; always the same object."""
         if (buildings, tuning, near) == (self.buildings, self.tuning, self.near):
             return self
         key = "placement", buildings, tuning, near
         return self.cached(key, lambda: replace(self, buildings=buildings, tuning=tuning, near=near))
 
     def with_algorithm(self, algorithm: str) -> JobPlan:
-        """Return the plan with this algorithm in collectives that name none; the same object on every call."""
+        """Return the plan with this algorithm in collectives that do not name one; always the same object."""
         patterns = [pattern.with_algorithm(algorithm) for pattern in self.symmetric.patterns]
         if all(map(operator.is_, patterns, self.symmetric.patterns)):
             return self
@@ -311,7 +311,7 @@ class JobPlan(_Cached):
 
 
 def jittered_s(plan: JobPlan, rank: int, index: int, step: int) -> float:
-    """Return the emulated seconds of an operation's computation in one step; the same in every run."""
+    """Return the emulated seconds of an operation's computation in one step, which are the same in every run."""
     operation = plan.ranks[rank][index]
     assert isinstance(operation, Computing)
     if not plan.jitter:

@@ -1,4 +1,4 @@
-"""A plan as NumPy columns: operations, their dependencies and what they send, independent of the network."""
+"""A plan as NumPy columns: operations, their dependencies and the data they send, independent of the network."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class PatternColumns(NamedTuple):
         missing: Number of dependencies of each operation.
         following: See `DependencyOrder`.
         next_many: Number of operations that depend on each operation.
-        next: Those dependents, one operation's after the other's.
+        next: Those dependents, operation after operation.
         messages: Indices of messages.
         message_kinds: For each message, its index in the pattern's `exchanges`.
         tag: Tag of each message.
@@ -74,7 +74,7 @@ class Messages(NamedTuple):
 
 
 class Collectives(NamedTuple):
-    """Members' parts of collectives.
+    """The members' parts of collectives.
 
     Attributes:
         place: Index among all operations.
@@ -94,7 +94,7 @@ class PlanColumns:
     Attributes:
         patterns: Distinct patterns of the plan.
         rank_pattern: Index of each rank's pattern.
-        rank_first: Index of each rank's first operation among all; the total at the end.
+        rank_first: Index of each rank's first operation among all operations; the last entry is the total.
         messages: Ends of messages of all ranks.
         collectives: Members' parts of collectives of all ranks.
         kinds: Distinct collectives.
@@ -113,7 +113,8 @@ class PlanColumns:
 def columns_of(plan: JobPlan) -> PlanColumns | None:
     """Return a plan as columns.
 
-    Returns None where the plan has queues, or operations other than computation, pauses, messages and even collectives.
+    The result is None if the plan has queues, or operations other than computation, pauses, messages and even
+    collectives.
     """
     return plan.cached("columns", lambda: _plan_columns(plan))
 
@@ -126,7 +127,7 @@ def row_offsets(counts: Sequence[int] | NDArray[Any]) -> Numbers:
 
 
 def pattern_columns(pattern: Pattern) -> PatternColumns | None:
-    """Return a pattern as columns, cached; None as with `columns_of`."""
+    """Return a pattern as columns, cached; None in the same cases as `columns_of`."""
     own = pattern.column_source
     return own.cached("columns", partial(_pattern_columns, own))
 
@@ -199,7 +200,7 @@ def _dependency_pairs(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the distinct pairs (earlier, later) in which the later operation depends on the earlier one, in order.
 
-    Uses the rules of `dependency_tracker.waits`.
+    It follows the rules of `dependency_tracker.waits`.
 
     Args:
         stream: Stream of each operation.
@@ -241,7 +242,7 @@ def _plan_columns(plan: JobPlan) -> PlanColumns | None:
 
 
 def _number_columns(rows: NDArray[np.int64]) -> tuple[NDArray[np.intp], Numbers]:
-    """Number distinct columns from 0; return the index of one column of each number, and the number of every column."""
+    """Number distinct columns from 0; return the index of one column per number, and the number of every column."""
     key = np.zeros(rows.shape[1], dtype=np.int64)
     for row in rows:
         low = row.min(initial=0)
@@ -251,7 +252,7 @@ def _number_columns(rows: NDArray[np.int64]) -> tuple[NDArray[np.intp], Numbers]
 
 
 class _Collector:
-    """Collects the messages and collectives of all ranks."""
+    """A collector of the messages and collectives of all ranks."""
 
     def __init__(self, plan: JobPlan) -> None:
         self.plan = plan

@@ -1,7 +1,7 @@
 """Options of a training plan, and which ranks can share one pattern.
 
 Replicas at the same pipeline stage differ only in their peers and groups, unless experts get uneven shares, or keys and
-values travel around a ring. Such a plan is made for one of them, as a pattern that all of them share.
+values travel around a ring. Such a plan is made for one replica, as a pattern that all of them share.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class SendToken(NamedTuple):
 
     Attributes:
         direction: Source and destination building.
-        rate: Bytes per second of a message that has the path to itself.
+        rate: Bytes per second of a message that is alone on its path.
     """
 
     direction: tuple[str, str]
@@ -45,21 +45,22 @@ class Options:
         bucket_cap: Bytes of gradients that are all-reduced together.
         prefetch: Layers ahead of use at which parameters are gathered.
         prefetch_first: Whether the next layer's parameters are gathered before this layer's gradients are reduced.
-        algorithms: Collective algorithm per mesh dimension, where not the default; replicas use the variant's.
+        algorithms: Collective algorithm per mesh dimension, if not the default; replicas use the variant's.
         early_receives: Whether receives are posted in advance, in their senders' order, and messages leave at once.
-            Else a receive is posted when its action is next, and its message leaves then.
+            Otherwise a receive is posted when its action is next, and its message leaves at that time.
         sequence_parallel: Whether tensor-parallel ranks split the sequence.
         blocks: How tensor-parallel ranks gather and reduce the sequence block by block; None for whole collectives.
-        routing_skew: Standard deviation of the tokens of a layer that an expert rank receives, as a share of the mean.
+        routing_skew: Standard deviation of the number of tokens of a layer that an expert rank receives, relative to
+            the mean.
         send_tokens: Pairs of ranks between which replicas take turns to send.
         slowdowns: Factor by which a rank's computation takes longer.
         jitter: See `JobPlan`.
         seed: Seed of jitter and of routing.
         dscps: DSCP of the traffic of each mesh dimension.
         scale: Scale of the emulation.
-        within: Each rank's model of traffic among its own accelerators; () for none.
-        training_steps: Training steps in a row in one plan.
-        outer: Exchange among replicas that replaces the gradient reduction of every step.
+        within: Each rank's model of traffic between its own accelerators; () for none.
+        training_steps: Number of consecutive training steps in one plan.
+        outer: Exchange between replicas that replaces the gradient reduction of every step.
     """
 
     itemsize: int
@@ -83,7 +84,7 @@ class Options:
 
     @property
     def key(self) -> Hashable:
-        """A key that is equal for the same options, send tokens aside."""
+        """A key that is equal for the same options, ignoring send tokens."""
         values = [getattr(self, name) for name in _KEY_FIELDS]
         hashable = tuple(tuple(value.items()) if isinstance(value, Mapping) else value for value in values)
         return hashable, repr(self.within)
@@ -93,9 +94,9 @@ _KEY_FIELDS = [own.name for own in fields(Options) if own.name not in ("send_tok
 
 
 def symmetry_key(rank: int, groups: Mapping[str, Group], options: Options) -> Hashable | None:
-    """Return a key that is equal for ranks that can share a pattern at the same pipeline stage, send tokens aside.
+    """Return a key that is equal for ranks that can share a pattern at one pipeline stage, ignoring send tokens.
 
-    Returns None for a rank that cannot share one.
+    The result is None for a rank that cannot share a pattern.
     """
     uneven = options.routing_skew and EXPERT in groups
     blocks = options.blocks is not None and TENSOR in groups

@@ -22,7 +22,7 @@ def array_keys(plan: RankPlan, apart: Container[int] = ()) -> dict[int, ArrayKey
     """Return a key for the array of each of a rank's collectives, by index in its plan; equal keys share an array.
 
     Operations of a stream run one at a time. Uneven all-to-alls of a group on one stream share an array of the largest
-    size. Collectives of the groups `apart` share none.
+    size. Collectives of the groups `apart` do not share arrays.
     """
     most: dict[tuple[str, int], int] = {}
     collectives = [(index, found) for index, found in enumerate(plan) if isinstance(found, GroupCollective)]
@@ -42,7 +42,7 @@ def array_keys(plan: RankPlan, apart: Container[int] = ()) -> dict[int, ArrayKey
 
 
 def message_buffer_elements(plan: RankPlan) -> dict[str, int]:
-    """Return the elements of the buffer that messages of each stream share."""
+    """Return the number of elements of the buffer that messages of each stream share."""
     buffers: dict[str, int] = {}
     for operation in plan:
         if isinstance(operation, Message) and not isinstance(operation, Block):
@@ -51,7 +51,7 @@ def message_buffer_elements(plan: RankPlan) -> dict[str, int]:
 
 
 def block_elements(plan: RankPlan) -> dict[int, int]:
-    """Return the elements of a rank's largest block in each group's windows."""
+    """Return the number of elements of a rank's largest block in each group's windows."""
     found: dict[int, int] = {}
     for operation in plan:
         if isinstance(operation, Block):
@@ -60,7 +60,7 @@ def block_elements(plan: RankPlan) -> dict[int, int]:
 
 
 def plan_elements(plan: JobPlan) -> int:
-    """Return the elements of all arrays of all ranks."""
+    """Return the total number of elements of all arrays of all ranks."""
     found = 0
     for rank, own in enumerate(plan.ranks):
         found += sum(message_buffer_elements(own).values())
@@ -73,7 +73,7 @@ def plan_elements(plan: JobPlan) -> int:
 
 
 def result_elements(plan: JobPlan) -> int | None:
-    """Return how many elements of results all ranks receive in a step; None where blocks pass through windows."""
+    """Return the number of result elements that all ranks receive in a step; None if blocks pass through windows."""
     found = 0
     for rank, own in enumerate(plan.ranks):
         if any(isinstance(operation, Block) for operation in own):
@@ -86,7 +86,7 @@ def result_elements(plan: JobPlan) -> int | None:
 
 
 def _collective_elements(plan: JobPlan, rank: int, key: ArrayKey) -> tuple[int, int | None]:
-    """Return the elements of a rank's arrays before and after a collective; None after where it has only one array."""
+    """Return the sizes of a rank's arrays before and after a collective; the latter is None if there is only one."""
     _, group, collective, numel = key
     members = plan.groups[group][1]
     return collective_of(collective).elements(numel, members.index(rank), len(members))
@@ -108,8 +108,8 @@ def plan_load(plan: JobPlan, itemsize: int, size_scale: float = 1.0) -> PlanLoad
     Args:
         plan: The plan.
         itemsize: Bytes of an element.
-        size_scale: Factor by which the plan's arrays will be divided, so that they travel in fewer pieces. The returned
-            bytes are the plan's own.
+        size_scale: Factor by which the plan's arrays will be divided, so that they are sent in fewer pieces. The
+            returned bytes are those of the undivided plan.
     """
     known: dict[object, PlanLoad] = {}
     messages, sent = 0.0, 0.0
@@ -146,7 +146,7 @@ def _member_load(
 
 
 def plan_traffic(plan: JobPlan, itemsize: int, dscp: int | None = None) -> Mapping[tuple[int, int], int]:
-    """Return the payload bytes per ordered pair of ranks in a step, of one DSCP or of all."""
+    """Return the payload bytes per ordered pair of ranks in a step, for one DSCP or for all."""
     found: Counter[tuple[int, int]] = Counter()
     calls: dict[object, tuple[GroupCollective, int]] = {}
     for rank, operations in enumerate(plan.exchanges):
@@ -180,7 +180,7 @@ def group_traffic(
         operation: The collective.
         members: Ranks of its group.
         itemsize: Bytes of an element.
-        buildings: Locality domain of each member, as the algorithm sees it.
+        buildings: Locality domain of each member, as used by the algorithm.
         tuning: Table for the algorithm "auto".
     """
     if operation.uneven:
@@ -196,14 +196,14 @@ def group_traffic(
 def resolve_algorithm(
     operation: GroupCollective, buildings: Sequence[int], itemsize: int, tuning: TuningTable
 ) -> str:
-    """Return the algorithm that an even collective uses. `buildings` are those of its members."""
+    """Return the algorithm that an even collective uses; `buildings` are those of its members."""
     if operation.algorithm != AUTO:
         return operation.algorithm
     numel = collective_of(operation.collective).part(operation.numel, len(buildings))
     return tuning.choose(operation.collective, numel * itemsize, buildings)
 
 
-@lru_cache(4096)  # searches ask for the same collectives again and again
+@lru_cache(4096)  # searches request the same collectives repeatedly
 def _traffic(
     collective: str, algorithm: str, numel: int, itemsize: int, buildings: tuple[int, ...]
 ) -> Mapping[tuple[int, int], int]:

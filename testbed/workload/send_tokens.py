@@ -1,7 +1,8 @@
 """Send tokens: one replica of a building at a time sends to another building (Atlas, arXiv:2411.14458).
 
-The holder of the token sends for as long as its message would take alone, then passes the token on. Around each such
-message a rank's plan gets a receive of the token, a pause, and a send of the token to the next replica.
+The holder of the token sends for as long as its message would take alone, and then passes the token to the next
+replica. Around each such message, a rank's plan gets a receive of the token, a pause, and a send of the token to the
+next replica.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ TOKEN = "send_token"  # kind of the messages that pass a token
 
 
 class Turn(NamedTuple):
-    """A rank's place among the replicas that take turns to send to a pipeline neighbour.
+    """A rank's position among the replicas that take turns to send to a pipeline neighbour.
 
     Attributes:
         peer: The rank that it sends to.
         replicas: Ranks that take turns.
         own: Index of this rank among them.
         itemsize: Bytes of an element.
-        rate: Bytes per second of a message that has the path to itself.
+        rate: Bytes per second of a message that is alone on its path.
         forward: Whether the peer comes later in the pipeline.
     """
 
@@ -38,16 +39,16 @@ class Turn(NamedTuple):
     forward: bool
 
     def seconds(self, message: Message) -> float:
-        """Return the seconds that a message takes alone."""
+        """Return the seconds that a message takes if nothing else uses the path."""
         return message.numel * self.itemsize / self.rate
 
     def end(self, token: Token, after: tuple[int, ...], *, sends: bool) -> Message:
-        """Return this rank's end of a token's message."""
+        """Return this rank's end of the message that carries a token."""
         name, stream, tag = f"token {token.number}", f"token {self.peer}", self.tag(token)
         return Message(name, stream, TOKEN, after, peer=token.replica, numel=1, tag=tag, sends=sends)
 
     def tag(self, token: Token) -> int:
-        """Return the tag of a token's message."""
+        """Return the tag of the message that carries a token."""
         return 2 * token.number + self.forward
 
 
@@ -58,7 +59,7 @@ def find_turns(
 
     Args:
         rank: The rank.
-        lines: Ranks of its pipeline and of that pipeline's replicas.
+        lines: Ranks of its pipeline and of the replicas of that pipeline.
         tokens: Send token of each pair of ranks that needs one.
         itemsize: Bytes of an element.
     """
@@ -76,16 +77,16 @@ def find_turns(
 
 
 class Token(NamedTuple):
-    """A passed token: the number, within a turn, of the message that it permits, and the replica at the other end."""
+    """A passed token: the number of the message that it permits within a turn, and the replica at the other end."""
 
     number: int
     replica: int
 
 
 def with_tokens(base: Pattern, relocation: Relocation | None, turns: tuple[Turn, ...]) -> Pattern:
-    """Return a pattern, relocated to a rank, with send tokens added; the same object on every call.
+    """Return a pattern, relocated to a rank, with send tokens added; always the same object.
 
-    Its peers and groups are the plan's own.
+    Its peers and groups are those of the plan.
     """
     return base.cached(
         ("turns", relocation, turns), lambda: Pattern(_with_tokens(base.operations, relocation, turns))
@@ -100,7 +101,7 @@ def _with_tokens(operations: RankPlan, relocation: Relocation | None, turns: Seq
             for own in operations
         )
     sends = _token_sends(operations, turns)
-    places: list[int] = []  # of the operations, with tokens among them
+    places: list[int] = []  # indices of the operations after tokens are inserted
     end = 0
     for index in range(len(operations)):
         waited, passed = sends[index][1:] if index in sends else (None, None)
@@ -127,9 +128,9 @@ def _with_tokens(operations: RankPlan, relocation: Relocation | None, turns: Seq
 def _token_sends(
     operations: RankPlan, turns: Sequence[Turn]
 ) -> dict[int, tuple[Turn, Token | None, Token | None]]:
-    """Return the turn of each message that waits for one, by index, with the tokens that it waits for and passes on.
+    """Return, by index, the turn of each message that waits for one, with the tokens that it awaits and passes on.
 
-    The very first message waits for no token, and the last one passes none on.
+    The very first message does not wait for a token, and the last one does not pass one on.
     """
     by_peer: dict[int, list[int]] = defaultdict(list)
     for index, own in enumerate(operations):

@@ -1,9 +1,10 @@
 """Sequence parallelism: how tensor-parallel ranks gather a sequence and reduce partial sums block by block.
 
-A sequence has as many blocks as the group has members, and each member owns one. To gather, every member sends its own
-block and forwards those of others. To reduce, partial sums of a block travel the same route backwards, and each member
-on it adds its own. After NCCLX's overlap of tensor parallelism (arXiv:2510.20171, section 5.2): a ring; or a tree, in
-which a block crosses from node to node once, is spread there, and blocks within each node move meanwhile.
+A sequence has one block per member of the group, and each member owns one. To gather, every member sends its own block
+and forwards those of others. To reduce, partial sums of a block travel the same route backwards, and each member on the
+route adds its own. The algorithms follow NCCLX's overlap of tensor parallelism (arXiv:2510.20171, section 5.2). One is
+a ring. The other is a tree, in which a block crosses from node to node once and is distributed within the node, while
+other blocks move within each node.
 """
 
 from __future__ import annotations
@@ -59,14 +60,14 @@ class _Send(NamedTuple):
 
 @cache
 def gather_exchanges(algorithm: str, nodes: tuple[int, ...]) -> tuple[Exchange, ...]:
-    """Return every member's part of a gather. Blocks are in the window in the members' order.
+    """Return every member's part of a gather; blocks are in the window in the members' order.
 
     Args:
         algorithm: RING or TREE.
         nodes: Node of each member.
 
     Raises:
-        ParallelismError: A tree over nodes with different numbers of members.
+        ParallelismError: If a tree spans nodes with different numbers of members.
     """
     orders, sends = _ring(len(nodes), 1) if algorithm == RING else _tree(nodes)
     return _exchanges(orders, sends, [send.block for send in sends])
@@ -76,9 +77,9 @@ def gather_exchanges(algorithm: str, nodes: tuple[int, ...]) -> tuple[Exchange, 
 def reduce_exchanges(algorithm: str, nodes: tuple[int, ...]) -> tuple[Exchange, ...]:
     """Return every member's part of a reduction.
 
-    The window has a slot for each partial sum that arrives: one for each other member.
+    The window has a slot for each arriving partial sum, one per other member.
     """
-    # backwards, the ring has the opposite direction
+    # in a reduction, the ring has the opposite direction
     orders, sends = _ring(len(nodes), -1) if algorithm == RING else _tree(nodes)
     orders = [tuple(reversed(order)) for order in orders]
     sends = [_Send(target, source, block) for source, target, block in sends]
@@ -107,7 +108,7 @@ def _exchanges(
 
 
 def _ring(size: int, step: int) -> tuple[list[tuple[int, ...]], list[_Send]]:
-    """Forward to the next member what it received from the previous one, its own block first."""
+    """Return a ring: send the own block first, then forward to the next member the blocks of the previous one."""
     orders = [tuple((own - step * turn) % size for turn in range(size)) for own in range(size)]
     sends = [
         _Send(own, (own + step) % size, block) for own, order in enumerate(orders) for block in order[:-1]
@@ -116,7 +117,7 @@ def _ring(size: int, step: int) -> tuple[list[tuple[int, ...]], list[_Send]]:
 
 
 def _tree(nodes: Sequence[int]) -> tuple[list[tuple[int, ...]], list[_Send]]:
-    """Send to counterparts in other nodes first, then within the own node, which also gets the counterparts' blocks."""
+    """Return a tree: send to counterparts in other nodes first, then all blocks received from them within the node."""
     members = sorted(range(len(nodes)), key=lambda member: (nodes[member], member))
     groups = [list(own) for _, own in groupby(members, key=lambda member: nodes[member])]
     width = len(groups[0])
@@ -129,9 +130,9 @@ def _tree(nodes: Sequence[int]) -> tuple[list[tuple[int, ...]], list[_Send]]:
     for own in range(len(nodes)):
         here = next(group for group in groups if own in group)
         place = here.index(own)
-        # peers of the node, the next one first, so that not all send to the same one at once
+        # peers of the node, starting with the next one, so that they do not all send to the same peer at once
         near = [here[(place + distance) % width] for distance in range(1, width)]
-        incoming = near[::-1]  # in order of arrival: the previous one sends here first
+        incoming = near[::-1]  # in order of arrival: the previous peer sends here first
         far = [group[place] for group in groups if group is not here]
         passed = [group[here.index(peer)] for group in groups if group is not here for peer in incoming]
         orders.append((own, *incoming, *far, *passed))
@@ -142,13 +143,13 @@ def _tree(nodes: Sequence[int]) -> tuple[list[tuple[int, ...]], list[_Send]]:
 
 @dataclass(frozen=True)
 class BlockWise:
-    """How tensor-parallel ranks work in blocks.
+    """The settings by which tensor-parallel ranks work in blocks.
 
     Attributes:
         algorithm: RING or TREE.
         overlaps: Whether ranks compute on blocks that are present while others are in flight.
         nodes: Node of each rank.
-        half_rows: Rows of a matrix at which matrix products run at half their peak speed.
+        half_rows: Number of matrix rows at which matrix products run at half their peak speed.
     """
 
     algorithm: str
@@ -157,7 +158,7 @@ class BlockWise:
     half_rows: float = 0.0
 
     def slowdown(self, rows: float, blocks: int) -> float:
-        """Return the factor by which products of this many rows take slowdown in this many blocks.
+        """Return the factor by which products of this many rows slow down when divided into this many blocks.
 
         Speed with m rows is proportional to m / (m + half_rows).
         """
@@ -165,10 +166,10 @@ class BlockWise:
 
 
 class BlockPlanner:
-    """Plans gathers and reductions in blocks for one rank.
+    """A planner of gathers and reductions in blocks for one rank.
 
     Attributes:
-        size: Members of the rank's tensor-parallel group.
+        size: Number of members of the rank's tensor-parallel group.
     """
 
     def __init__(
@@ -182,8 +183,8 @@ class BlockPlanner:
         self._gather_part, self._reduce_part = (
             make(blocks.algorithm, nodes)[self._place] for make in (gather_exchanges, reduce_exchanges)
         )
-        self._sent: Counter[tuple[int, bool]] = Counter()  # blocks to and from each peer
-        self._calls: Counter[str] = Counter()  # by window
+        self._sent: Counter[tuple[int, bool]] = Counter()  # number of blocks to and from each peer
+        self._calls: Counter[str] = Counter()  # number of calls by window
 
     def plan(self, name: str, kind: Kind, seconds: float, rows: float, numel: int) -> None:
         """Plan a gather, computation on the sequence, computation of partial sums, and their reduction.
@@ -191,9 +192,9 @@ class BlockPlanner:
         Args:
             name: Name of the layer's part.
             kind: Kind of the action.
-            seconds: Real seconds of computation, half on the gathered sequence, half for the partial sums.
-            rows: Rows of the products, over the whole sequence.
-            numel: Elements of a block.
+            seconds: Real seconds of computation, half on the gathered sequence and half for the partial sums.
+            rows: Number of rows of the products, over the whole sequence.
+            numel: Number of elements of a block.
         """
         planner, overlaps = self._planner, self._blocks.overlaps
         block_s = seconds / 2 / self.size * self._blocks.slowdown(rows, self.size)

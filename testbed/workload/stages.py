@@ -1,15 +1,16 @@
 """Computation, memory and traffic of pipeline stages, from a model's parameters and the degrees of parallelism.
 
-All figures are real. Forward takes 2 floating-point operations per token and active parameter; the gradients of the
-inputs and of the weights take as many each (arXiv:2001.08361, section 2.1).
+All figures are real. Forward takes 2 floating-point operations per token and active parameter. The gradients of the
+inputs and those of the weights take the same number each (arXiv:2001.08361, section 2.1).
 
-Attention scores are left out there, and here unless they are asked for. The products of each token's query with all
-keys, and of the result with all values, are then 2 operations each forward, and 4 for the gradients of their inputs.
-That is 12 L s d per token in L layers of width d with sequences of s (PaLM's appendix B, arXiv:2204.02311; the same by
-Megatron-LM's appendix, arXiv:2104.04473). It is half of that where kernels skip what a causal mask hides, and 14 L s d
-where backward recomputes the scores and that is counted (FlashAttention; PyTorch's FLOP counter).
+Attention scores are left out there, and also here unless they are requested. If they are, two products count: that of
+each token's query with all keys, and that of the result with all values. Each takes 2 operations in forward, and 4 for
+the gradients of its inputs. This is 12 L s d per token in L layers of width d with sequences of length s (PaLM's
+appendix B, arXiv:2204.02311; Megatron-LM's appendix, arXiv:2104.04473, gives the same). It is half of that if kernels
+skip the part that a causal mask hides. It is 14 L s d if backward recomputes the scores and the recomputation is
+counted (FlashAttention; PyTorch's FLOP counter).
 
-Values on the wire have two bytes (bf16), gradients `gradient_bytes`.
+Values on the wire have two bytes (bf16), and gradients have `gradient_bytes`.
 """
 
 from __future__ import annotations
@@ -43,13 +44,13 @@ _LAYER = re.compile(r"(?:layers|h)\.(\d+)\.")
 
 @dataclass(frozen=True)
 class Layer:
-    """A block of the model, or everything before or after the blocks.
+    """A block of the model, or all layers before or after the blocks.
 
     Attributes:
         parameters: Number of parameters.
-        active: Parameters that a token uses.
-        experts: Of the parameters, those of routed experts.
-        active_experts: Of the active parameters, those of routed experts.
+        active: Number of parameters that a token uses.
+        experts: Number of the parameters that belong to routed experts.
+        active_experts: Number of the active parameters that belong to routed experts.
         block: Whether it is a block.
     """
 
@@ -65,12 +66,12 @@ class Arrays:
     """Bytes of a layer's arrays for one microbatch.
 
     Attributes:
-        tensor: Partial sums, and the sequence that they cover.
-        gathered: Sharded parameters, gathered.
+        tensor: Partial sums, and the part of the sequence that they cover.
+        gathered: Sharded parameters after the gather.
         reduced: Their gradients before reduction.
-        expert_gathered: Parameters of routed experts, gathered.
+        expert_gathered: Parameters of routed experts after the gather.
         expert_reduced: Their gradients before reduction.
-        expert: Tokens on their way to all experts.
+        expert: Tokens that are sent to all experts.
     """
 
     tensor: float = 0.0
@@ -83,17 +84,17 @@ class Arrays:
 
 @dataclass(frozen=True)
 class Part(Arrays):
-    """A layer on one rank, for one microbatch: real seconds of computation, and arrays of the whole rank.
+    """A layer on one rank for one microbatch: real seconds of computation, and arrays of the whole rank.
 
     Attributes:
-        forward_s: Forward.
-        input_s: Gradients of the input.
-        weight_s: Gradients of the weights.
+        forward_s: Time of the forward pass.
+        input_s: Time of the gradients of the input.
+        weight_s: Time of the gradients of the weights.
         context: Bytes of keys and values of one rank.
-        routed: Share of the computation, attention scores aside, that experts do once their tokens have arrived.
+        routed: Share of the computation, excluding attention scores, that experts do after their tokens have arrived.
         scores_s: Share of `forward_s` for attention scores, in seconds.
         scores_input_s: Share of `input_s` for attention scores, in seconds.
-        inner: Arrays that accelerators of the rank share, per accelerator and at full size.
+        inner: Arrays that the rank's accelerators share, per accelerator and at full size.
         rows: Tokens that a matrix product handles at once.
     """
 
@@ -113,8 +114,8 @@ class Stage:
     """A pipeline stage's work for one microbatch.
 
     Attributes:
-        parts: Its layers.
-        activation: Bytes of its output, and of the gradient of its input.
+        parts: The layers of the stage.
+        activation: Bytes of the stage's output, and of the gradient of its input.
         kept: Bytes of activations kept from forward to backward.
     """
 
@@ -124,7 +125,7 @@ class Stage:
 
     @cached_property
     def seconds(self) -> tuple[float, float, float]:
-        """The compute time of forward, of the gradients of its input, and of the gradients of its weights."""
+        """The compute times of forward, of the gradients of the input, and of the gradients of the weights."""
         return (
             sum(part.forward_s for part in self.parts),
             sum(part.input_s for part in self.parts),
@@ -132,7 +133,7 @@ class Stage:
         )
 
 
-@lru_cache(16)  # searches ask for the same model thousands of times
+@lru_cache(16)  # searches request the same model thousands of times
 def layers_of(model: str | ModelSpec) -> tuple[tuple[Layer, ...], Layer, Layer]:
     """Return the blocks of a model, the embeddings, and everything after the last block."""
     blocks: dict[int, list[Parameter]] = {}
@@ -152,7 +153,7 @@ def layers_of(model: str | ModelSpec) -> tuple[tuple[Layer, ...], Layer, Layer]:
 
 
 def block_of(parameter: Parameter) -> int | None:
-    """Return the number of a parameter's block; None outside of blocks."""
+    """Return the number of a parameter's block; None if the parameter is outside the blocks."""
     found = _LAYER.match(parameter.name)
     return int(found[1]) if found else None
 
@@ -169,14 +170,14 @@ def layer_of(own: Sequence[Parameter], block: bool = True) -> Layer:
 
 
 class Scores(NamedTuple):
-    """Multiplications for attention scores per token and block, as far as they are counted."""
+    """The multiplications for attention scores per token and block, as far as they are counted."""
 
     forward: float = 0.0
     backward: float = 0.0
 
     @property
     def parameters(self) -> float:
-        """The number of active parameters with as many multiplications: one forward and two backward each."""
+        """The number of active parameters with the same multiplications: one forward and two backward each."""
         return (self.forward + self.backward) / 3
 
 
@@ -200,19 +201,19 @@ def layer_counts(
 ) -> tuple[int, ...]:
     """Return the number of blocks of each stage.
 
-    Embeddings belong to the first stage, the output layer to the last. Where blocks do not divide evenly, or stages
-    differ in speed, each next block goes to the stage that would finish it first; among equals to the last one, which
-    keeps the fewest microbatches in memory. This minimizes the time of the slowest stage.
+    Embeddings belong to the first stage, and the output layer to the last. If blocks do not divide evenly, or stages
+    differ in speed, each next block is assigned to the stage that would finish it first. Ties go to the last stage,
+    which keeps the fewest microbatches in memory. This minimizes the time of the slowest stage.
 
     Args:
         model: The model.
         stages: Number of stages.
-        speeds: Relative speed of each stage, where they differ.
-        counts: Given counts; returned as they are.
+        speeds: Relative speed of each stage, if speeds differ.
+        counts: Given counts, which are returned unchanged.
         scores: Attention scores to count.
 
     Raises:
-        ParallelismError: There are fewer blocks than stages, or `counts` do not add up to the blocks.
+        ParallelismError: If there are fewer blocks than stages, or `counts` do not add up to the blocks.
     """
     blocks, before, after = layers_of(model)
     if len(blocks) < stages:
@@ -243,7 +244,7 @@ def layer_counts(
 def split_layers(model: str | ModelSpec, stages: int, counts: Sequence[int] = ()) -> list[tuple[Layer, ...]]:
     """Return the layers of each stage: blocks as in `layer_counts`, embeddings first, the output layer last.
 
-    Raises ParallelismError where there are fewer blocks than stages.
+    ParallelismError is raised if there are fewer blocks than stages.
     """
     blocks, before, after = layers_of(model)
     counts = counts or layer_counts(model, stages)
@@ -256,7 +257,7 @@ def split_layers(model: str | ModelSpec, stages: int, counts: Sequence[int] = ()
 
 @dataclass(frozen=True)
 class Sizes:
-    """What determines the figures of a stage, apart from parallelism.
+    """The values, apart from parallelism, that determine the figures of a stage.
 
     Attributes:
         dim: Width of the model.
@@ -299,8 +300,8 @@ def model_stages(
 ) -> list[Stage]:
     """Return all stages of a model, with `counts` blocks each (`split_layers`).
 
-    An array that several accelerators of a rank share crosses the network once; arrays of their own add up. Raises
-    ParallelismError where something does not fit.
+    An array that several accelerators of a rank share crosses the network once; separate arrays add up.
+    ParallelismError is raised if the degrees do not fit.
     """
     mappings = (tuple(own.items()) for own in (mesh.degrees, mesh.inside, mesh.outside))
     return list(_model_stages(model, stages, *mappings, sizes, tuple(counts)))
@@ -309,7 +310,7 @@ def model_stages(
 Degrees = tuple[tuple[str, int], ...]  # by dimension
 
 
-@lru_cache(64)  # searches ask for few distinct ones, many times
+@lru_cache(64)  # searches request a few distinct values many times
 def _model_stages(
     model: str | ModelSpec,
     stages: int,
@@ -322,7 +323,7 @@ def _model_stages(
     degrees, inside, outside = dict(degree_items), dict(inside_items), dict(outside_items)
     context, tensor, expert = degrees[CONTEXT], degrees[TENSOR], degrees[EXPERT]
     tokens = sizes.sequence_length * sizes.microbatch_size / context  # of one accelerator
-    # accelerators of a rank with tokens of their own; each tensor-parallel rank has a part of a token's values
+    # accelerators of a rank with separate tokens; each tensor-parallel rank has a part of a token's values
     own = inside[REPLICATE] * inside[SHARD] * inside[CONTEXT]
     values = tokens * own * sizes.dim / outside[TENSOR]
     kept = VALUE_BYTES * values

@@ -1,4 +1,4 @@
-"""Conversion between job traces, which hold real figures, and plans, which hold those of a scale."""
+"""Conversion between job traces, which have real figures, and plans, which have figures of a scale."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ Table = tuple[tuple[int, ...], ...]
 
 
 def plan_trace(trace: JobTrace, request: WorkloadRequest) -> JobPlan:
-    """Return every rank's plan. Trace and request must have the same number of ranks.
+    """Return every rank's plan; trace and request must have the same number of ranks.
 
-    An all-reduce without an algorithm uses the variant's, other collectives use `auto`. Collectives of a group of one
-    take no time. Raises TraceError where the trace is inconsistent.
+    An all-reduce without an algorithm uses the variant's, and other collectives use `auto`. Collectives of a group of
+    one rank take no time. TraceError is raised if the trace is inconsistent.
     """
     check_matching(trace)
     maker = _Maker(trace, request)
@@ -50,7 +50,7 @@ def plan_trace(trace: JobTrace, request: WorkloadRequest) -> JobPlan:
 
 
 class _Maker:
-    """Makes operations from nodes. Equal nodes give the same object: ranks of a large job are mostly equal."""
+    """A converter of nodes to operations; equal nodes give the same object, since ranks of a large job mostly match."""
 
     def __init__(self, trace: JobTrace, request: WorkloadRequest) -> None:
         self.trace, self.request = trace, request
@@ -75,9 +75,9 @@ class _Maker:
         return self._all.setdefault(tuple(plan), tuple(plan))
 
     def groups(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
-        """Return the groups with operations, in the order of their numbers. A rank is in only one group of a name.
+        """Return the groups with operations, in the order of their numbers; a rank is in only one group of each name.
 
-        Disjoint groups share a name, since each name costs all ranks an agreement.
+        Disjoint groups share a name, since all ranks have to agree once per name.
         """
         named: list[tuple[str, set[int]]] = []
         found: list[tuple[str, tuple[int, ...]]] = []
@@ -102,7 +102,7 @@ class _Maker:
         return tuple(found)
 
     def _members(self, name: str, root: int) -> tuple[int, ...]:
-        """Return the members of a group, the root first, as plans require."""
+        """Return the members of a group with the root first, as plans require."""
         members = self.trace.groups[name]
         return members[root:] + members[:root]
 
@@ -169,7 +169,7 @@ class _Maker:
         self._tables = {key: tuple(map(tuple, found)) for key, found in rows.items()}
 
     def _row(self, node: Collective, size: int) -> list[int]:
-        """Return emulated elements for each member; 0 stays 0."""
+        """Return emulated element counts for each member; 0 stays 0."""
         splits = node.splits or (node.numel // size,) * size
         return [self._elements(count, node.dtype) if count else 0 for count in splits]
 
@@ -182,7 +182,7 @@ Durations = Mapping[tuple[int, int], float]
 
 
 class TraceInfo(NamedTuple):
-    """Metadata of a trace. `dtype` is the element type of the plan's arrays."""
+    """The metadata of a trace; `dtype` is the element type of the plan's arrays."""
 
     dtype: str
     origin: str = ""
@@ -194,13 +194,13 @@ def trace_of(
 ) -> JobTrace:
     """Return the trace of a plan, in real figures, with a node for each operation at the same index.
 
-    A trace has no place for traffic classes, memory of activations, jitter, and receivers that hold senders back.
+    A trace cannot express traffic classes, memory of activations, jitter, and receivers that hold senders back.
 
     Args:
         plan: The plan, in figures of `scale`.
         about: Metadata of the trace.
         scale: Scale of the plan.
-        measured_s: Measured real seconds of computations; by default the plan's.
+        measured_s: Measured real seconds of computations; those of the plan by default.
     """
     names = _names(plan)
     positions = [{member: place for place, member in enumerate(members)} for _, members in plan.groups]

@@ -1,13 +1,13 @@
-"""Plans of steps in which all ranks do the same: data parallelism alone, or collectives and messages.
+"""Plans of steps in which all ranks do the same work: data parallelism alone, or collectives and messages.
 
-Each collective involves all ranks, has its own stream, and uses the variant's algorithm where it names none.
+Each collective involves all ranks, has its own stream, and uses the variant's algorithm if it does not name one.
 
 Gradient buckets are those of PyTorch's DistributedDataParallel (torch/csrc/distributed/c10d/reducer.cpp,
 `Reducer::rebuild_buckets` and `compute_bucket_assignment_by_size`). After its first step, DDP assigns parameters in the
-order in which their gradients became ready: the reverse of their registration, in a model that uses its layers in turn.
-Whole parameters are added one by one. A bucket is closed once its bytes reach the cap, however far the last parameter
-exceeds it. The first bucket has a smaller cap (`dist._DEFAULT_FIRST_BUCKET_BYTES`, 1 MiB), so that communication starts
-early; the others have `bucket_cap_mb` (25 MiB unless the user sets it).
+order in which their gradients became ready. In a model that uses its layers in order, this is the reverse of their
+registration. Whole parameters are added one by one. A bucket is closed once its bytes reach the cap, however far the
+last parameter exceeds it. The first bucket has a smaller cap (`dist._DEFAULT_FIRST_BUCKET_BYTES`, 1 MiB), so that
+communication starts early; the others have `bucket_cap_mb` (25 MiB unless the user sets it).
 """
 
 from __future__ import annotations
@@ -51,10 +51,9 @@ def plan_data_parallel(
 
     Computation takes 6 floating-point operations per token and active parameter, 2 forward and 4 backward, at
     `workload.flops` (Kaplan et al. 2020, "Scaling Laws for Neural Language Models", section 2.1, arXiv:2001.08361).
-    Attention scores, which grow with the sequence length, are left out there. Here they are, too, unless
-    `workload.attention_scores` counts them: then a block's count in addition to its parameters. Backward time is
-    divided among buckets by the matrix products behind their gradients: gradients of embeddings and norms take next to
-    no time.
+    Attention scores, which grow with the sequence length, are left out there. They are also left out here, unless
+    `workload.attention_scores` counts them in addition to a block's parameters. Backward time is divided between
+    buckets by the matrix products behind their gradients: gradients of embeddings and norms take almost no time.
 
     Args:
         workload: The workload.
@@ -104,7 +103,7 @@ def plan_collectives(workload: WorkloadSpec, buildings: Sequence[int], scale: Sc
     Args:
         workload: The workload.
         buildings: Building of each rank.
-        scale: As with `plan_data_parallel`.
+        scale: As in `plan_data_parallel`.
     """
     planner = _UniformPlanner(len(buildings))
     if workload.compute_s:
@@ -149,7 +148,7 @@ def exchange_partners(buildings: Sequence[int]) -> Mapping[int, int]:
 
 
 def uneven_rows(ranks: int, most: int) -> list[list[int]]:
-    """Return a reproducible table of what each rank sends to each in an all_to_all_v: up to `most` elements."""
+    """Return a reproducible table of the elements, up to `most`, that each rank sends to each in an all_to_all_v."""
     rngs = [random.Random(f"{source}/{ranks}/{most}") for source in range(ranks)]
     return [[rng.randint(0, most) for _ in range(ranks)] for rng in rngs]
 
@@ -158,7 +157,7 @@ _EXCHANGE = "exchange"
 
 
 class _UniformPlanner:
-    """Collects operations that every rank has, in order.
+    """A collector of the operations that every rank has, in order.
 
     Attributes:
         classes: DSCPs, each with its own group of all ranks.
@@ -172,7 +171,7 @@ class _UniformPlanner:
         self.dscps: dict[str, int] = {}
 
     def compute(self, name: str, seconds: float) -> None:
-        """Add a computation that later operations wait for. The first word of its name is its kind."""
+        """Add a computation that later operations wait for; the first word of its name is its kind."""
         index = len(self.operations)
         made = Computing(name, COMPUTE, name.split(maxsplit=1)[0], self.last, seconds)
         self.operations = (*self.operations, made)
@@ -218,9 +217,9 @@ def _numel(workload: WorkloadSpec, scale: Scale, size_bytes: int, parts: int = 1
 def _exchange_operations(
     spec: ExchangeSpec, peer: int, numel: int, scale: Scale, last: tuple[int, ...], leads: bool
 ) -> list[Operation]:
-    """Return one rank's part of an exchange: elements there, computation, as many elements back, one message at a time.
+    """Return one rank's part of an exchange: send, compute, and send the same amount back, one message at a time.
 
-    This is the traffic of a pipeline with two stages, between ranks of the first building and of the last. Other
+    This is the traffic of a pipeline with two stages, between ranks of the first building and of the last one. Other
     messages start at once.
     """
     found: list[Operation] = []

@@ -1,4 +1,4 @@
-"""From a search to a scenario that runs its best configurations and baselines; the accuracy of the model."""
+"""The scenario that runs a search's best configurations and baselines, and the accuracy of the model."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from testbed.spec.parallelism import ScheduleSpec
 from testbed.spec.scenario import Scenario
 from testbed.spec.sweep_axes import GridPoint
 
-WITHIN = 1.2  # times the best prediction: slower ones are never the fastest on the network
+WITHIN = 1.2  # multiple of the best prediction; slower ones are never the fastest on the network
 
 
 @dataclass(frozen=True)
 class Confirmation:
-    """A scenario with each compared configuration as a variant. `variants`: variant names by label."""
+    """A scenario with each compared configuration as a variant; `variants` has variant names by label."""
 
     scenario: Scenario
     variants: Mapping[str, str]
 
 
 def confirmation(scenario: Scenario, found: Exploration) -> Confirmation:
-    """Return the scenario that compares baselines, ablations, random search and the best. Raises ConfigError."""
+    """Return the scenario that compares baselines, ablations, random search and the best; may raise ConfigError."""
     explore = scenario.explore
     assert explore is not None
     variants: dict[str, dict[str, Any]] = {}
     names: dict[str, str] = {}
     known: dict[str, str] = {}
-    # a configuration found by both gets the search's name, not that of random search
+    # a configuration found by both searches gets the search's name, not that of random search
     for result in sorted(found.compared(explore.confirm), key=lambda one: one.kind == "random"):
         changed = apply_changes(scenario, result.configuration.changes)
         name = known.setdefault(changed.to_yaml(), result.label.replace(" ", "-"))
@@ -48,7 +48,7 @@ def confirmation(scenario: Scenario, found: Exploration) -> Confirmation:
 
 
 def candidates(scenario: Scenario, found: Exploration) -> list[RankedConfiguration]:
-    """Return the best distinct predictions, from which runs on the network choose, none much slower than the best."""
+    """Return the best distinct predictions, none much slower than the best, from which runs on the network choose."""
     explore = scenario.explore
     assert explore is not None
     most_s = WITHIN * found.best.tried.step_time_s
@@ -56,7 +56,7 @@ def candidates(scenario: Scenario, found: Exploration) -> list[RankedConfigurati
 
 
 def short_run(scenario: Scenario, some: Mapping[str, RankedConfiguration], trials: int) -> Scenario:
-    """Return a scenario with these configurations as variants. Raises ConfigError."""
+    """Return a scenario with these configurations as variants; may raise ConfigError."""
     variants = {name: _changes(scenario, one) for name, one in some.items()}
     return _with_variants(scenario.model_copy(update={"trials": trials}), variants)
 
@@ -109,7 +109,7 @@ def kendall_tau(pairs: Sequence[tuple[float, float]]) -> float:
 
 
 RUNGS = "rungs"
-LONGER = 3  # factor of trials from one rung to the next
+LONGER = 3  # factor by which trials increase from one rung to the next
 
 Measure = Callable[[Scenario, Path, Path], Result]
 """Writes a scenario into a file and runs it into a folder, or opens the run that is there."""
@@ -123,7 +123,7 @@ def halve_candidates(
     Untrusted results rank last. There are no rungs unless there are more candidates than `confirm`.
 
     Returns:
-        The chosen configurations, the fastest first; and the measurements of each rung, a run in `folder`.
+        The chosen configurations, fastest first, and the measurements of each rung, which is a run in `folder`.
     """
     assert scenario.explore is not None
     least, trials = scenario.explore.confirm, 1
@@ -158,7 +158,7 @@ def _entry(one: RankedConfiguration, variant: Variant, goes_on: bool) -> dict[st
 
 
 def points_to_confirm(axes: Sequence[SweepAxis], points: Sequence[SweepPoint], count: int) -> list[GridPoint]:
-    """Choose points of a sweep to measure: corners, both sides of changes of the fastest variant, then the widest gaps.
+    """Choose sweep points to measure: corners, both sides of changes of the fastest variant, then the widest gaps.
 
     A gap is filled with the point farthest from all chosen ones, in positions along the axes.
     """
@@ -195,7 +195,7 @@ def _corners(valid: dict[GridPoint, SweepPoint]) -> Iterator[GridPoint]:
 
 
 def _crossings(axes: Sequence[SweepAxis], valid: dict[GridPoint, SweepPoint]) -> Iterator[GridPoint]:
-    """Yield neighbours along a numeric axis that have different fastest variants."""
+    """Yield neighbours along a numeric axis whose fastest variants differ."""
     for number, axis in enumerate(axes):
         if axis.numbers is None:
             continue
@@ -215,12 +215,12 @@ def _distance(axes: Sequence[SweepAxis]) -> Callable[[GridPoint, GridPoint], flo
 
 
 def model_errors_of(scenario: Scenario) -> ModelErrors | None:
-    """Return the model's errors for scenarios of this kind; None if none were measured. Raises ConfigError."""
+    """Return the model's errors for scenarios of this kind; None if none were measured; may raise ConfigError."""
     kind = kind_of(scenario)
     return None if kind is None else parse_errors(model_errors()[kind])
 
 
 def indistinguishable_from_best(found: Exploration, errors: ModelErrors) -> Sequence[RankedConfiguration]:
-    """Return the best configuration and those within the model's error of it, the fastest first."""
+    """Return the best configuration and those within the model's error of it, fastest first."""
     most_s = found.best.tried.step_time_s * (1 + errors.median)
     return [one for one in found.distinct if one.tried.step_time_s <= most_s]

@@ -1,4 +1,4 @@
-"""A search of configurations in a folder that can be resumed, and the run that confirms it."""
+"""A resumable search of configurations in a folder, and the run that confirms it."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ from testbed.spec.errors import ConfigError, Problem, option_error
 from testbed.spec.scenario import Scenario
 from testbed.workload.job.kinds.trace import changed_ns
 
-SHOWN = 5  # best configurations shown, in addition to baselines
+SHOWN = 5  # number of best configurations shown, in addition to baselines
 CONFIRMATION, CONFIRMED = "confirm.yaml", "confirmed"
 
 
 @dataclass(frozen=True)
 class Explored:
-    """The result of a search. `document`: content of `exploration.json`; `tails_s`: see `_tails_s`."""
+    """The result of a search; `document` is the content of `exploration.json`; for `tails_s` see `_tails_s`."""
 
     folder: Path
     scenario: Scenario
@@ -61,13 +61,13 @@ class Explored:
 
     @property
     def confirmation(self) -> Path:
-        """File of the scenario that confirms the search."""
+        """The file of the scenario that confirms the search."""
         return self.folder / CONFIRMATION
 
 
 @dataclass(frozen=True)
 class Confirmed:
-    """The run that confirms a search. `ran`: whether it ran just now; `agreement`: None below two trusted variants."""
+    """The run that confirms a search; `ran`: whether it ran just now; `agreement`: None below two trusted variants."""
 
     result: Result
     ran: bool
@@ -75,9 +75,9 @@ class Confirmed:
 
 
 def check(scenario: Scenario, file: str, folder: Path, confirm_by: str | None) -> None:
-    """Check early what would otherwise fail after the search. `confirm_by`: clock of the confirmation, if any.
+    """Check early for problems that would otherwise appear after the search; `confirm_by` is the clock, if any.
 
-    Raises ConfigError, FabricError or VirtualClockError.
+    ConfigError, FabricError or VirtualClockError is raised for a problem.
     """
     search_space_of(scenario, file)
     if confirm_by is not None and not (folder / CONFIRMED).exists():
@@ -90,14 +90,14 @@ def explore(
     """Run or resume a search and write its folder.
 
     Args:
-        scenario: a scenario with `explore`.
-        file: its file, for messages.
-        folder: folder of the search.
-        progress: called with the state of the search.
-        engine: executor that evaluates configurations.
+        scenario: A scenario with `explore`.
+        file: The scenario's file, for messages.
+        folder: Folder of the search.
+        progress: Called with the state of the search.
+        engine: Executor that evaluates configurations.
 
     Raises:
-        ConfigError: no configuration is feasible, or the folder holds another search.
+        ConfigError: If no configuration is feasible, or the folder has another search.
     """
     fresh = not folder.exists()
     log = SearchLog(folder, scenario)
@@ -125,20 +125,20 @@ def explore(
 def confirm(
     explored: Explored, clock: str, jobs: int | None, listener: Progress, engine: Executor | None = None
 ) -> Confirmed:
-    """Select among the best configurations on the network, then run these and the baselines, unless done before.
+    """Select from the best configurations on the network, then run these and the baselines, unless already done.
 
-    Adds the measurements and the model's accuracy to the page and to `exploration.json`.
+    This adds the measurements and the model's accuracy to the page and to `exploration.json`.
 
     Args:
-        explored: the search.
-        clock: clock of the runs.
-        jobs: guests to run at once.
-        listener: receives progress of runs.
-        engine: executor that runs guests.
+        explored: The search.
+        clock: Clock of the runs.
+        jobs: Number of guests to run at once.
+        listener: Receives the progress of runs.
+        engine: Executor that runs guests.
 
     Raises:
-        ConfigError: the folder holds another run.
-        BadResult: the folder holds no run; and everything that a run raises.
+        ConfigError: If the folder has another run.
+        BadResult: If the folder has no run; all errors of a run are also possible.
     """
     new: list[Path] = []
 
@@ -172,9 +172,9 @@ def _write(explored: Explored, confirmed: Result | None = None) -> None:
 def _tails_s(
     scenario: Scenario, found: Exploration, engine: Executor, known: Mapping[str, float | None] | None = None
 ) -> dict[str, float | None]:
-    """Return the 99th percentile of step times by configuration; None where the model has none.
+    """Return the 99th percentile of step times by configuration; None if the model has none.
 
-    Only computed for configurations that are shown, as it is expensive. `known`: earlier results.
+    It is computed only for configurations that are shown, since it is expensive. `known` has earlier results.
     """
     compared, tails_s = found.compared(SHOWN), dict(known or {})
     tuned = {
@@ -196,7 +196,7 @@ def _document(
     tails_s: Mapping[str, float | None],
     folder: Path,
 ) -> dict[str, Any]:
-    """Return the content of `exploration.json`. `variants`: names in the confirming scenario, by label."""
+    """Return the content of `exploration.json`; `variants` has the names in the confirming scenario, by label."""
     assert scenario.explore is not None
 
     def entries(results: Sequence[RankedConfiguration]) -> list[dict[str, Any]]:
@@ -247,7 +247,7 @@ SCENARIO, TRIED, RESULT = "scenario.yaml", "tried.jsonl", "exploration.json"
 
 
 class SearchLog:
-    """The folder of a search, created if necessary; ConfigError if it holds another one."""
+    """The folder of a search, created if necessary; raises ConfigError if the folder has another search."""
 
     def __init__(self, folder: Path, scenario: Scenario) -> None:
         self.folder = folder

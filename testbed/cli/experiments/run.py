@@ -1,4 +1,4 @@
-"""Runs with their reports, repeated where necessary; predictions; calibration of the step model."""
+"""Runs with their reports, repeated if necessary; predictions; calibration of the step model."""
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ from testbed.workload.job.errors import RunError
 def run(
     request: Request, listener: Progress, *, strict: bool = False, most_dilation: float | None = None
 ) -> Result:
-    """Check, build, measure, validate, and write the folder and its report. The results may be untrusted.
+    """Check, build, measure, validate, and write the folder and its report; the results may be untrusted.
 
     Args:
-        request: What to run, and how.
+        request: The scenario to run, and its options.
         listener: Receives progress.
-        strict: Write no report if the results are untrusted.
-        most_dilation: Repeat an untrusted run with doubled time dilation, up to this value.
+        strict: Whether to write no report if the results are untrusted.
+        most_dilation: Limit up to which an untrusted run is repeated with doubled time dilation.
 
     Raises:
-        ConfigError: The scenario cannot be run here.
-        RunExists, RunError, FabricError, VirtualClockError: The run failed.
+        ConfigError: If the scenario cannot be run here.
+        RunExists, RunError, FabricError, VirtualClockError: If the run fails.
     """
     if most_dilation and request.clock == "virtual":
         raise option_error("--retry-dilated", "--clock virtual", "--clock real")
@@ -86,11 +86,11 @@ def run_or_reopen(
     listener: Progress,
     engine: Executor | None = None,
 ) -> Result:
-    """Write a scenario into `file` and run it into `folder`, or open the run that is there.
+    """Write a scenario into `file` and run it into `folder`, or open the existing run.
 
     Raises:
-        ConfigError: the folder holds another run.
-        BadResult: the folder holds no run; and everything that a run raises.
+        ConfigError: If the folder has another run.
+        BadResult: If the folder has no run; all errors of a run are also possible.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(scenario.to_yaml())
@@ -106,9 +106,9 @@ def run_or_reopen(
 def reproduce(
     folder: Path, output: Path | None, jobs: int | None, listener: Progress
 ) -> tuple[Comparison, Path]:
-    """Repeat a run with its clock and scale. Return the comparison and the new run's folder.
+    """Repeat a run with its clock and scale; return the comparison and the new run's folder.
 
-    Raises BadResult, and everything that a run raises.
+    BadResult and all errors of a run can be raised.
     """
     before, manifest = Result.open(folder), Manifest.open(folder)
     scale = [f"scale.{name}={value}" for name, value in before.scale.model_dump().items()]
@@ -136,9 +136,9 @@ ENGINES = (PROCESSES, DASK)
 
 @contextlib.contextmanager
 def open_executor(name: str, scheduler: str | None, jobs: int | None) -> Iterator[Executor]:
-    """Open an executor for the block. `jobs`: number of processes; None: one per core.
+    """Open an executor for the block; `jobs` is the number of processes, None for one per core.
 
-    Raises ConfigError or ExecutorError.
+    ConfigError or ExecutorError is raised on failure.
     """
     if name not in ENGINES:
         raise option_error("--engine", name, " or ".join(ENGINES))
@@ -164,20 +164,20 @@ class Predicted:
 def predict(scenario: Scenario, clock: str, packets: int = MAX_PACKETS) -> Predicted:
     """Predict a scenario's step times; nothing is built or sent.
 
-    With the real clock, an auto scale is taken as 1.
+    On the real clock, an auto scale counts as 1.
 
     Args:
-        scenario: the scenario.
-        clock: clock whose calibration is used, "virtual" or "real".
-        packets: maximum number of packets to simulate individually.
+        scenario: The scenario.
+        clock: Clock whose calibration is used, "virtual" or "real".
+        packets: Maximum number of packets to simulate individually.
 
     Raises:
-        ConfigError, ControllerError, Deadlock: the scenario is invalid, or its step does not end.
+        ConfigError, ControllerError, Deadlock: If the scenario is invalid, or its step does not end.
     """
     calibration = find_calibration(clock)
     if clock == VIRTUAL:
         rank_bytes = 0.0
-        # only an auto scale depends on them, and plans are expensive
+        # only an auto scale depends on plans, which are expensive
         if scenario.scale.size_scale == "auto":
             rank_bytes = max(workload.rank_bytes for workload in workloads_of(scenario, Scale()).values())
         scale = choose_virtual_scale(scenario, rank_bytes)
@@ -205,14 +205,15 @@ def calibrate(
     """Run the probes in a new folder, fit the model, and store the result.
 
     Args:
-        clock: clock to calibrate for, "virtual" or "real".
-        folder: folder to create.
-        jobs: guests to run at once; None: one per core, as memory allows.
-        keep: file for the result; None: where runs look for it.
-        listener: reports progress.
+        clock: Clock to calibrate for, "virtual" or "real".
+        folder: Folder to create.
+        jobs: Number of guests to run at once; None for one per core, as memory allows.
+        keep: File for the result; None for the file where runs look for it.
+        listener: Receives the progress.
 
     Raises:
-        RunError: too few results are trusted; and everything that a run raises. A folder with a run in it is kept.
+        RunError: If too few results are trusted; all errors of a run are also possible. A folder with a run in it is
+            kept.
     """
     make_folder(folder)
     try:
@@ -236,7 +237,7 @@ def calibrate(
 
 
 def _has_rdma_cards() -> bool:
-    """Return whether hosts under the virtual clock can have RDMA cards here."""
+    """Return whether hosts under the virtual clock can have RDMA NICs on this machine."""
     try:
         import_pyverbs("device")
         return "soft-RoCE" in find_image().checked
@@ -245,7 +246,7 @@ def _has_rdma_cards() -> bool:
 
 
 def measured_probes(result: Result) -> list[MeasuredProbe]:
-    """Return the measured time of each probe. Untrusted ones are marked, as they must not be fitted to."""
+    """Return the measured time of each probe; untrusted ones are marked, since they must not be used in the fit."""
     return [
         MeasuredProbe(
             variant.name,
@@ -258,7 +259,7 @@ def measured_probes(result: Result) -> list[MeasuredProbe]:
 
 
 def _retransmissions(variant: Variant) -> int:
-    """Return the number of retransmitted packets, or how often RDMA cards went back."""
+    """Return the number of retransmitted packets, or the number of go-backs of RDMA NICs."""
     return sum(one.retransmits if one.went_back is None else one.went_back for one in variant.connections)
 
 

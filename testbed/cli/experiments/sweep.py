@@ -44,13 +44,13 @@ class SweepRequest:
     """A requested sweep.
 
     Attributes:
-        source, overrides: the scenario, as `load_scenario` takes it.
-        axes: the axes.
-        folder: folder of the sweep; an existing one is resumed.
-        clock: clock for measuring points; "model": only predict them.
-        confirm: number of points to measure; None: all.
-        jobs: guests to run at once.
-        engine: executor of predictions and runs.
+        source, overrides: The scenario, as accepted by `load_scenario`.
+        axes: The axes.
+        folder: Folder of the sweep; an existing one is resumed.
+        clock: Clock for measuring points; "model" to only predict them.
+        confirm: Number of points to measure; None for all.
+        jobs: Number of guests to run at once.
+        engine: Executor of predictions and runs.
     """
 
     source: Source
@@ -64,17 +64,17 @@ class SweepRequest:
 
     @property
     def file(self) -> str:
-        """Name of the scenario's file, for messages."""
+        """The name of the scenario's file, for messages."""
         return "scenario" if isinstance(self.source, Mapping) else str(self.source)
 
     @property
     def model_clock(self) -> str:
-        """Clock whose calibration the model uses."""
+        """The clock whose calibration the model uses."""
         return VIRTUAL if self.clock == MODEL else self.clock
 
 
 def measuring_clock(asked: Clock, confirm: int | None) -> Clock:
-    """Return the clock for measuring points: the virtual one if only `confirm` asks for measurements."""
+    """Return the clock for measuring points: the virtual clock if only `confirm` requests measurements."""
     return "virtual" if asked == MODEL and confirm is not None else asked
 
 
@@ -84,7 +84,7 @@ PointProgress = Callable[[int, int, str], None]
 
 @dataclass(frozen=True)
 class SweepPlan:
-    """A checked sweep. `scenarios`: the scenario of each point, or why it is invalid."""
+    """A checked sweep; `scenarios` has the scenario of each point, or the reason why it is invalid."""
 
     request: SweepRequest
     base: Scenario
@@ -101,7 +101,7 @@ def plan_sweep(request: SweepRequest) -> SweepPlan:
     Invalid points remain without results, but one must be valid.
 
     Raises:
-        ConfigError, FabricError, VirtualClockError: the sweep is impossible.
+        ConfigError, FabricError, VirtualClockError: If the sweep is impossible.
     """
     base = load_scenario(request.source, request.overrides)
     data = base.to_data()
@@ -126,7 +126,7 @@ def plan_sweep(request: SweepRequest) -> SweepPlan:
 
 
 def _wrap_lists(axis: Axis, data: Mapping[str, Any]) -> Axis:
-    """Wrap values in lists where the scenario has a list: `algorithms=ring,hierarchical`."""
+    """Wrap values in lists if the scenario's field is a list, as in `algorithms=ring,hierarchical`."""
     if not holds_list(axis.path, data):
         return axis
     return replace(axis, values=tuple(one if isinstance(one, list) else [one] for one in axis.values))
@@ -138,12 +138,12 @@ def sweep(planned: SweepPlan, progress: PointProgress, listener: Progress) -> Sw
     Finished points are not repeated.
 
     Args:
-        planned: the checked sweep.
-        progress: called before each point.
-        listener: receives progress of runs.
+        planned: The checked sweep.
+        progress: Called before each point.
+        listener: Receives the progress of runs.
 
     Raises:
-        ConfigError: the folder holds another sweep; and everything that a run raises.
+        ConfigError: If the folder has another sweep; all errors of a run are also possible.
     """
     request = planned.request
     fresh = not request.folder.exists()
@@ -210,7 +210,7 @@ def _keep_measurements(planned: SweepPlan) -> SweepPlan:
 
 
 def _points_to_measure(planned: SweepPlan, found: Sweep) -> list[GridPoint]:
-    """Return the points to measure, and those measured before."""
+    """Return the points to measure, and those already measured."""
     request = planned.request
     if request.clock == MODEL:
         return []
@@ -263,10 +263,10 @@ def _key(scenario: Scenario, made: str) -> str:
 
 
 def predicted_point(clock: str, scenario: Scenario) -> dict[str, Any]:
-    """Predict all variants of a scenario in the form of `SweepPoint`. Runs in an executor's workers."""
+    """Predict all variants of a scenario in the form of `SweepPoint`; this runs in an executor's workers."""
     try:
         found = predict(scenario, clock).variants
-    except TestbedError as error:  # it is invalid, or its step does not end
+    except TestbedError as error:  # the scenario is invalid, or its step does not end
         return {"misfit": str(error)}
     figures = []
     for name, entry in found.items():
@@ -337,7 +337,7 @@ def _describe_point(found: Sweep, place: GridPoint) -> str:
 
 
 def _run_folder(found: Sweep, place: GridPoint) -> Path:
-    """Return the folder of a point's run: `points/delay-5-ms_policy-ecmp`."""
+    """Return the folder of a point's run, such as `points/delay-5-ms_policy-ecmp`."""
     parts = (
         f"{axis.path.split('.')[-1]}-{axis.texts[index]}"
         for axis, index in zip(found.axes, place, strict=True)

@@ -1,4 +1,4 @@
-"""Detection of ranks with diverging programs: different calls, or one operation with different sizes or types."""
+"""Detection of ranks whose programs diverge: different calls, or one operation with different sizes or types."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PARTS = ("name", "type", "operation", "size")
 
 
 def find_mismatches(graph: Graph, clock_error_s: float) -> list[Verdict]:
-    """Find the first mismatch of each group (later ones follow from it), and messages with different sizes."""
+    """Find each group's first mismatch (later ones follow from it), and messages whose ends disagree on their size."""
     found: dict[tuple[int, tuple[int, ...]], Verdict] = {}
     for key in sorted(graph.collectives):
         meant = signatures(graph, key)
@@ -29,15 +29,16 @@ def find_mismatches(graph: Graph, clock_error_s: float) -> list[Verdict]:
 
 
 def signatures(graph: Graph, key: Key) -> dict[int, Signature]:
-    """Return each joined rank's view of an operation."""
+    """Return each joined rank's signature of an operation (see `signature`)."""
     own = graph.collectives.get(key, {})
     return {rank: signature(graph.entry((rank, place))) for rank, place in sorted(own.items())}
 
 
 def _odd_ones(graph: Graph, key: Key, meant: dict[int, Signature]) -> tuple[tuple[int, ...], float, str]:
-    """Return the ranks at fault, the certainty and the reason, by three majorities in turn.
+    """Return the ranks at fault, the certainty and the reason, by up to three majority votes.
 
-    They are that of the group, of groups with the same program, and of what the group did before.
+    The first is among the group's ranks, the second among groups with the same program. The third compares with what
+    the group did before.
     """
     for votes, certainty, reason in (
         (Counter(meant.values()), 1.0, "the others of the group agree with each other"),
@@ -59,7 +60,7 @@ def _majority(votes: Counter[Signature]) -> Signature | None:
 
 
 def _meanings_of_family(graph: Graph, key: Key) -> Counter[Signature]:
-    """Count the views of the operation with this number in other groups of the same family."""
+    """Count the signatures of the operation with this number in the other groups that run the same program."""
     votes: Counter[Signature] = Counter()
     family = graph.family(key[0])
     for group in graph.groups:
@@ -69,7 +70,7 @@ def _meanings_of_family(graph: Graph, key: Key) -> Counter[Signature]:
 
 
 def _before(graph: Graph, key: Key) -> Counter[Signature]:
-    """Count what followed the same operations earlier in a group's history, for the longest matching context."""
+    """Count which operations followed the longest matching context earlier in a group's history."""
     numbers = sorted(number for group, number in graph.collectives if group == key[0] and number < key[1])
     history = [_majority(Counter(signatures(graph, (key[0], number)).values())) for number in numbers]
     for length in range(min(4, len(history) - 1), 0, -1):
@@ -108,7 +109,7 @@ def _verdict(
         for own, ranks in _grouped(meant)
     ]
     stray = find_divergence(graph, culprits[0], peers_of(graph)[culprits[0]]) if len(culprits) == 1 else None
-    # a rank that skipped an operation is in a later one, which the others have as well
+    # a rank that skipped an operation is in a later one, which the others also run
     others_meant = {
         signature(entry)
         for dump in graph.dumps.values()
@@ -141,7 +142,7 @@ def _grouped(meant: dict[int, Signature]) -> Iterator[tuple[Signature, tuple[int
 
 
 def _of_messages(graph: Graph, clock_error_s: float) -> Iterator[Verdict]:
-    """Yield a verdict for each open message with different sizes at its two ends."""
+    """Yield a verdict for each open message whose two ends disagree on its size."""
     for rank in graph.dumps:
         for node in graph.open_nodes(rank):
             entry: Entry = graph.entry(node)
@@ -174,9 +175,10 @@ Difference = tuple[Call, Call, bool]
 
 @dataclass(frozen=True)
 class Divergence:
-    """The place where a rank deviates from ranks with the same program.
+    """The point at which a rank deviates from ranks with the same program.
 
-    `did` is its call, `instead` that of the others. `left_out` is true if it continued with their next call.
+    `did` is its call, and `instead` is the call of the others. `left_out` is true if it skipped their call and made
+    their next one.
     """
 
     did: str
@@ -185,9 +187,10 @@ class Divergence:
 
 
 def peers_of(graph: Graph) -> dict[int, set[int]]:
-    """Return for each rank the ranks with the same program: members of a group without stages of one pipeline.
+    """Return, for each rank, the ranks that run the same program: members of a group that are not pipeline stages.
 
-    Ranks that exchange point-to-point messages, directly or indirectly, are stages, which compute different things.
+    Ranks that exchange point-to-point messages, directly or indirectly, are stages of a pipeline and run different
+    programs.
     """
     stage: dict[int, int] = {rank: rank for rank in graph.dumps}
 
@@ -215,8 +218,8 @@ def peers_of(graph: Graph) -> dict[int, set[int]]:
 def nonblocking_operations(graph: Graph) -> set[Node]:
     """Return open operations that do not block their ranks, such as receives posted ahead.
 
-    For a rank that is missing in an operation, these are the ones that a rank with the same program also has open, but
-    which has joined that operation nevertheless.
+    A rank may be missing in an operation that a peer with the same program has joined. Operations that both have open,
+    and that the peer started before that one, do not block.
     """
     found = set()
     for rank, peers in peers_of(graph).items():
@@ -241,7 +244,7 @@ def _alike_call(entry: Entry) -> tuple[str, int, int | None, int]:
 
 
 def find_divergence(graph: Graph, rank: int, peers: Collection[int]) -> Divergence | None:
-    """Return the first place where a rank's calls differ from those of most of its peers, if these agree."""
+    """Return the first place where a rank's calls differ from those of most peers, provided that these peers agree."""
     votes: Counter[Difference] = Counter()
     same = 0
     for peer in sorted(peers):
@@ -268,7 +271,7 @@ def _calls(graph: Graph, rank: int, since: int) -> list[Call]:
 def _first_difference(graph: Graph, rank: int, peer: int) -> Difference | None:
     """Return the first difference between two ranks' calls, from the first operation that both dumps have.
 
-    The last element says whether the rank skipped the other's call, rather than making it later.
+    The last element is true if the rank skipped the other's call, and false if it makes the call later.
     """
     starts = [
         (place, graph.collectives[entry.group, entry.sequence][peer])
@@ -289,7 +292,7 @@ def _first_difference(graph: Graph, rank: int, peer: int) -> Difference | None:
 
 
 def _common_prefix(mine: list[Call], theirs: list[Call]) -> int:
-    """Return the length of the common prefix."""
+    """Return the length of the longest common prefix."""
     return sum(takewhile(bool, map(eq, mine, theirs)))
 
 

@@ -32,8 +32,8 @@ def diagnose(
     Args:
         dumps: Dumps of the ranks; some may be missing.
         paths: Network paths of the ranks' connections; None if unknown.
-        clock_error_s: Largest difference between ranks' clocks. Events of different ranks closer than that have no
-            order. None: CLOCK_ERROR_S, or almost 0 if the paths say that all ranks share a clock.
+        clock_error_s: Largest difference between ranks' clocks. Events of different ranks that are closer than this
+            have no defined order. None means CLOCK_ERROR_S, or almost 0 if the paths say that all ranks share a clock.
     """
     graph = Graph(dumps)
     paths = paths or NetworkPaths()
@@ -48,7 +48,7 @@ def diagnose(
             verdicts = merge_stuck_and_slow(verdicts, slow_network(graph, paths, clock_error_s, stuck))
     wrong = find_mismatches(graph, clock_error_s)
     if wrong:
-        # mismatched ranks wait for each other for ever, which is not a second fault
+        # mismatched ranks wait for each other forever, which is not a second fault
         crashed = [own for own in verdicts if own.kind == CRASHED]
         verdicts = [*crashed, *wrong, *(own for own in verdicts if own.kind != CRASHED)]
     if not verdicts:
@@ -68,9 +68,9 @@ def diagnose(
 
 
 def merge_stuck_and_slow(stuck: list[Verdict], slow: Iterable[Verdict]) -> list[Verdict]:
-    """Merge one stuck pair with a slow part of the network that it crosses and that explains other pairs as well.
+    """Merge a single stuck pair with a slow network part that it crosses and that also explains other pairs.
 
-    A part that loses some packets delivers most messages in time, some late, and a few not at all.
+    A part that drops some packets delivers most messages on time, some late, and a few not at all.
     """
     (pair,) = stuck[0].pairs
     for part in slow:
@@ -94,7 +94,7 @@ def first_incomplete(graph: Graph) -> str:
 
 
 def blame_first_timeout(graph: Graph) -> NaiveVerdict:
-    """Blame the peer of the first failure on any clock, or of the longest operation if none failed."""
+    """Blame the peer of the first operation that failed (on any clock), or of the longest one if none failed."""
     entries = [
         (rank, place, entry) for rank, dump in graph.dumps.items() for place, entry in enumerate(dump.entries)
     ]
@@ -104,7 +104,7 @@ def blame_first_timeout(graph: Graph) -> NaiveVerdict:
         if entry.state == FAILED and entry.ended_s is not None
     ]
     for since_s, left_s, (rank, place) in graph.timed_out():
-        # with no time left, the wait started earlier, and ended at the latest when others noticed
+        # with no time left, the wait started earlier, and ended no later than when others noticed
         until_s = min(graph.first_failure_s, graph.dumps[rank].time_s)
         failed.append((since_s + left_s if left_s else until_s, rank, place))
     if failed:

@@ -34,10 +34,10 @@ from testbed.workload.job.errors import RunError
 
 @dataclass(frozen=True)
 class Evidence:
-    """The dumps in a directory, with everything else that a diagnosis needs.
+    """The dumps in a directory, and everything else that a diagnosis needs.
 
-    `name` is that of the run's part, or "" for a whole run. `paths` is None if there is no file of paths. `notes` say
-    which dumps are ignored and what was assumed.
+    `name` is the name of the run's part, or "" for a whole run. `paths` is None if there is no file of paths. `notes`
+    state which dumps are ignored and what is assumed.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Evidence:
 def read_evidence(run: Path) -> tuple[Evidence, ...]:
     """Read the dumps of a run, each part separately, or of a directory.
 
-    PyTorch's dumps in sibling directories belong to one job if each rank has exactly one, as with `torchfrtrace`.
+    PyTorch's dumps in sibling directories count as one job if each rank has exactly one, as in `torchfrtrace`.
 
     Raises:
         DumpError: If there are no dumps, one is invalid, or two are of the same rank.
@@ -95,7 +95,7 @@ def read_stalled(flight: Path) -> Evidence:
 
 @dataclass(frozen=True)
 class _Files:
-    """The dumps in a folder: this project's, and PyTorch's."""
+    """The dumps in a directory, of this project and of PyTorch."""
 
     folder: Path
     ours: list[Path]
@@ -135,7 +135,7 @@ TIMEOUT_S, POLL_S = 10.0, 0.02
 def dump_running(run: Path) -> list[Path]:
     """Request dumps from a real-clock run in progress and return their directories.
 
-    `run` is the directory that the run will have.
+    `run` is the directory that the finished run will have.
 
     Raises:
         RunError: If no such run is in progress here, or it does not respond.

@@ -1,7 +1,8 @@
 """Localisation of network faults: the smallest set of parts that explains all bad pairs.
 
-A part that healthy pairs cross is exonerated. Among equal explanations the more specific one wins: a NIC before a link,
-a link before a plane, a plane before a switch. One direction of a part is blamed only if no whole parts suffice.
+A part is exonerated if healthy pairs cross it. Among equal explanations the more specific one wins: a NIC before a
+link, a link before a plane, a plane before a switch. A single direction of a part is blamed only if no set of whole
+parts explains the bad pairs.
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ MOST_TRIED = 200_000  # combinations of parts; beyond that, the search is greedy
 
 @dataclass(frozen=True)
 class Part:
-    """A part of the network, or one direction of it: `direction` is "" for both, or such as "from switch a-edge"."""
+    """A network part, or one direction of it: `direction` is "" for both, or text such as "from switch a-edge"."""
 
     name: str
     direction: str = ""
 
     @property
     def order(self) -> tuple[bool, int, str, str]:
-        """Sort key: which part wins among equal explanations."""
+        """The sort key that decides which part wins among equal explanations."""
         kind = self.name.split(" ", 1)[0]
         rank = SPECIFICITY.index(kind) if kind in SPECIFICITY else len(SPECIFICITY)
         return bool(self.direction), rank, self.name, self.direction
@@ -52,7 +53,8 @@ class Part:
 class Explanation:
     """One part of an explanation, with the bad pairs that it covers and the healthy ones that cross it.
 
-    `instead` are parts that explain the same. `within` are those of them that every pair across this part crosses too.
+    `instead` has the parts that explain the same pairs equally well. `within` has those that every pair across this
+    part also crosses.
     """
 
     part: Part
@@ -63,12 +65,12 @@ class Explanation:
 
     @property
     def names_instead(self) -> list[str]:
-        """The names of other parts that explain the same."""
+        """The names of the other parts that explain the same pairs."""
         return list(dict.fromkeys(part.name for part in self.instead if part.name != self.part.name))
 
     @property
     def doubts(self) -> list[str]:
-        """Lines for people that say what else it could be."""
+        """Lines of text that name the other possible causes."""
         lines = []
         if others := self.names_instead:
             lines.append(f"it could also be {', '.join(others[:5])}")
@@ -78,7 +80,7 @@ class Explanation:
         return lines
 
     def certainty(self, most: float) -> float:
-        """Return the certainty: `most`, divided among all parts that explain the same."""
+        """Return the certainty: `most`, divided by the number of parts that explain the same pairs."""
         return round(max(most / (1 + len(self.names_instead)), 0.1), 2)
 
 
@@ -91,13 +93,13 @@ def explain(
 ) -> tuple[tuple[Explanation, ...], tuple[Pair, ...]]:
     """Return the smallest set of parts that covers all bad pairs, and the pairs that cannot be covered.
 
-    A pair with several connections may be bad because of any of them, but is healthy only on all.
+    A pair with several connections may be bad because of any one of them, but is healthy only if all of them are.
 
     Args:
         bad: The bad pairs.
         healthy: The healthy pairs.
         crossed: The parts that pairs cross.
-        tolerated: Share of healthy pairs across a part that does not exonerate it yet.
+        tolerated: Largest share of healthy pairs across a part that still does not exonerate it.
     """
     found: list[Explanation] = []
     left = [pair for pair in dict.fromkeys(bad) if crossed.get(pair)]
@@ -120,7 +122,7 @@ def explain(
 
 
 def _contains(crossed: Crossed, large: Part, small: Part) -> bool:
-    """Return whether all paths across the small part cross the large one: a link's plane, a host's leaf."""
+    """Return whether all paths across the small part also cross the large one: a link's plane, a host's leaf."""
     return all(
         large.name in components
         for paths in crossed.values()
@@ -147,7 +149,7 @@ def parts_of(components: Sequence[str], directed: bool) -> set[Part]:
 def _candidates(
     bad: Sequence[Pair], healthy: Sequence[Pair], crossed: Crossed, tolerated: float, directed: bool
 ) -> dict[Part, tuple[set[Pair], set[Pair]]]:
-    """Return the parts that are not exonerated, with the bad pairs they cover and the healthy ones across them."""
+    """Return the parts that are not exonerated, with the bad and the healthy pairs that cross each of them."""
     covers: dict[Part, set[Pair]] = {}
     crossing: dict[Part, set[Pair]] = {}
     for pairs, found in ((bad, covers), (healthy, crossing)):
@@ -164,10 +166,11 @@ def _candidates(
 
 
 def _fewest(parts: Mapping[Part, tuple[set[Pair], set[Pair]]]) -> list[Part]:
-    """Return the smallest set of parts that covers all pairs; ties go to fewer healthy pairs, then specificity."""
+    """Return the smallest set of parts that covers all pairs; prefer fewer healthy pairs, then specificity."""
     universe = {pair for covers, _ in parts.values() for pair in covers}
     ordered = sorted(parts, key=lambda part: (len(parts[part][1]), part.order))
-    # one part represents all that cover the same pairs; parts that cover a subset of another's are not needed
+    # one part represents all parts that cover the same pairs; parts that cover only a subset of another part's pairs
+    # are not needed
     useful: list[Part] = []
     for part in ordered:
         own = parts[part][0]
@@ -210,7 +213,7 @@ def network_verdicts(
     sent_s = {pair: _sent_s(graph, pair, keys) for pair, (_, keys) in pairs.items()}
     stuck = dict(pairs)
     for pair, (felt, _) in pairs.items():
-        # sent so shortly before a rank gave up that it may just have been in flight
+        # sent so shortly before a rank gave up that it may still have been in flight
         until_s = max(graph.seen_until_s(node) for node in felt.direct)
         usual_s = UNDER_WAY_TIMES * usual_travel_s(graph, pair)
         if math.isfinite(sent_s[pair]) and until_s - sent_s[pair] < usual_s:
@@ -269,7 +272,7 @@ def _stuck_verdicts(
 
 
 def unexplained_pair(kind: str, pair: Pair, crossed: Crossed) -> Verdict:
-    """Return the verdict on a bad pair that no part of the network explains, without what was observed of it."""
+    """Return the verdict on a bad pair that no network part explains; the caller adds its observations."""
     return Verdict(
         kind,
         pair,
@@ -287,7 +290,7 @@ def crossed_parts(paths: NetworkPaths) -> Crossed:
 
 
 def pairs_received_since(graph: Graph, since_s: float) -> set[Pair]:
-    """Return pairs with a message that arrived after `since_s`, by the receiver's clock."""
+    """Return pairs with a message that arrived after `since_s`, on the receiver's clock."""
     found = set()
     for rank, dump in graph.dumps.items():
         for entry in dump.entries:
@@ -312,10 +315,10 @@ def usual_travel_s(graph: Graph, pair: Pair) -> float:
 
 
 def _sent_s(graph: Graph, pair: Pair, keys: Sequence[Key]) -> float:
-    """Return when the first missing message was sent, by the sender's clock; infinity if unknown.
+    """Return when the first missing message was sent, on the sender's clock; infinity if unknown.
 
-    For several messages in one operation, only the times of the first and the last are known. The others are
-    interpolated, and the next one is taken so that the result is not too early.
+    If an operation has several messages, only the times of the first and the last are known. The others are
+    interpolated, and the result is that of the following message, so that it is not too early.
     """
     times, messages = [], []
     for entry in graph.dumps[pair[0]].entries:

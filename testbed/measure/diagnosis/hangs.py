@@ -32,7 +32,7 @@ ORDER = (CRASHED, SILENT, RANK_NOT_JOINED, DEADLOCK, STUCK_IN_NETWORK, SLOW_IO)
 
 
 def is_stalled(graph: Graph, longest_s: float) -> bool:
-    """Return whether an operation is open that a healthy run would have completed: failed, abandoned or too old."""
+    """Return whether any open operation should have completed in a healthy run: failed, abandoned or too old."""
     for rank, dump in graph.dumps.items():
         for node in graph.open_nodes(rank):
             entry = graph.entry(node)
@@ -61,7 +61,7 @@ def hang_verdicts(graph: Graph, clock_error_s: float, paths: NetworkPaths) -> li
 
 
 def _by_host(graph: Graph, paths: NetworkPaths, ranks: Iterable[int]) -> list[tuple[tuple[int, ...], str]]:
-    """Group ranks by host, with the host's name, if it has several ranks and all of them are among these."""
+    """Group ranks by host, and name the host if it has several ranks and all of them are in `ranks`."""
     ranks = sorted(ranks)
     hosts = {rank: dump.host for rank, dump in graph.dumps.items()} | dict(paths.hosts)
     found: dict[tuple[int, ...], str] = {}
@@ -209,7 +209,7 @@ def _circles(graph: Graph, found: Waiting) -> Iterator[Verdict]:
 
 
 def _odd_one(graph: Graph, ranks: Sequence[int], keys: Sequence[Key]) -> tuple[int, Key] | None:
-    """Return the only rank of a cycle that is missing where at least two others wait, if there is just one."""
+    """Return the one rank of a cycle that is missing where at least two others wait, if there is exactly one."""
     missing = set()
     for key in keys:
         absent = [rank for rank in graph.members(key[0]) if key[1] and graph.standing(rank, key) == ABSENT]

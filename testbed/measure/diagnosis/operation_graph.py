@@ -1,7 +1,7 @@
-"""The operations of all ranks combined: which ranks joined, passed or still have them open, and matching messages.
+"""The combined operations of all ranks: who joined, passed or still has each one open, and which messages match.
 
-The same group and sequence number on several ranks are one operation. Ring buffers keep only the last operations, so a
-rank may have passed one that its dump lacks; later operations of the same group show that.
+Entries of several ranks with the same group and sequence number are one operation. Ring buffers keep only the last
+operations, so a rank may have passed an operation that its dump lacks; later operations of the same group show this.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SAME_SIZES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce
 """Prefixes of collectives in which the arrays of all ranks have the same size."""
 
 _OTHER_END = {"isend": "irecv", "irecv": "isend", "signal": "wait_signal", "wait_signal": "signal"}
-# error texts of transports; a timeout of the own kernel does not show that the peer has gone
+# error texts of transports; a timeout in the rank's own kernel does not show that the peer is gone
 _LOST = re.compile(r"lost peer (\d+)")
 _TIMED_OUT = re.compile(r"not done within ([0-9.e+-]+) s")
 _UNHEARD = re.compile(r"timed out|unreachable|no route", re.IGNORECASE)
@@ -40,7 +40,7 @@ Signature = tuple[str, str, str, int]
 
 
 class Graph:
-    """All dumps combined (the later one if a rank has two); groups are renumbered, see `_renumbered`."""
+    """All dumps combined, using the later one if a rank has two; groups are renumbered, see `_renumbered`."""
 
     def __init__(self, dumps: Iterable[RankDump]) -> None:
         ordered = sorted(dumps, key=lambda dump: (dump.rank, dump.time_s))
@@ -66,7 +66,7 @@ class Graph:
         return self.dumps[node[0]].entries[node[1]]
 
     def members(self, group: int) -> tuple[int, ...]:
-        """Return a group's ranks, or the known ones if no dump describes it."""
+        """Return a group's ranks, or only the ranks that are known if no dump describes it."""
         if group in self.groups:
             return self.groups[group].ranks
         return tuple(sorted({rank for rank, own in self._spans if own == group}))
@@ -81,7 +81,7 @@ class Graph:
         return f"{name} of {ranks_text(own.ranks)}" if alike > 1 else name
 
     def family(self, group: int) -> tuple[str, int]:
-        """Return what is equal for groups with the same program, such as "tensor 0" and "tensor 1"."""
+        """Return a key that is equal for groups that run the same program, such as "tensor 0" and "tensor 1"."""
         name = self.groups[group].name if group in self.groups else ""
         return re.sub(r"\d+", "#", name), len(self.members(group))
 
@@ -92,7 +92,7 @@ class Graph:
         return f"{' or '.join(names) or 'operation'} #{key[1]} of {self.group_name(key[0])}"
 
     def node_words(self, node: Node) -> str:
-        """Describe a rank's operation."""
+        """Describe an operation of a rank."""
         entry = self.entry(node)
         if entry.sequence:
             return self.words((entry.group, entry.sequence))
@@ -112,7 +112,7 @@ class Graph:
         return PASSED if key[1] < least else ABSENT
 
     def left_out(self, rank: int, key: Key) -> bool:
-        """Return whether a rank has continued in the same group without an operation."""
+        """Return whether a rank skipped an operation and continued in the same group."""
         least, most = self._spans.get((rank, key[0]), (math.inf, -math.inf))
         return least < key[1] < most and rank not in self.collectives.get(key, {})
 
@@ -122,17 +122,17 @@ class Graph:
         return [(rank, place) for place, entry in enumerate(entries) if entry.state != COMPLETED]
 
     def open_since_s(self, rank: int) -> float:
-        """Return since when a rank waits; infinity if it does not."""
+        """Return the time since which a rank has been waiting; infinity if it is not waiting."""
         return min((self.entry(node).scheduled_s for node in self.open_nodes(rank)), default=math.inf)
 
     def node(self, rank: int, key: Key) -> Node | None:
-        """Return a rank's part of a collective."""
+        """Return a rank's node of a collective."""
         place = self.collectives.get(key, {}).get(rank)
         return None if place is None else (rank, place)
 
     @cached_property
     def first_failure_s(self) -> float:
-        """When the first operation failed or was given up by a rank; infinity if none was."""
+        """Return when the first operation failed or was abandoned; infinity if none was."""
         ends = [
             entry.ended_s
             for dump in self.dumps.values()
@@ -145,7 +145,7 @@ class Graph:
     def timed_out(self) -> list[tuple[float, float, Node]]:
         """Return the oldest open operation of every rank that reported a timeout.
 
-        Each entry has the time when the operation was scheduled, its timeout in seconds, and the operation.
+        Each entry has the time at which the operation was scheduled, its timeout in seconds, and the operation itself.
         """
         found = []
         for rank, dump in self.dumps.items():
@@ -156,7 +156,7 @@ class Graph:
         return found
 
     def seen_until_s(self, node: Node) -> float:
-        """Return until when an operation ran undisturbed: until it or any other failed, or the dump was made."""
+        """Return when an operation stopped running undisturbed: when it or any other failed, or at the dump."""
         entry = self.entry(node)
         ended_s = math.inf if entry.ended_s is None else entry.ended_s
         return min(ended_s, self.first_failure_s, self.dumps[node[0]].time_s)
@@ -168,8 +168,8 @@ class Graph:
     def counterpart(self, node: Node, clock_error_s: float) -> Node | None:
         """Return the other end of an open point-to-point message; None if the peer has not started it.
 
-        Messages of a pair and tag are in order, and neither dump has all of them. If the peer has an open end, that is
-        the one. Otherwise it is one that the sender started after this rank's last completed receive.
+        Messages of a pair and tag are in order, and neither dump has all of them. If the peer has an open message, that
+        is the counterpart. Otherwise it is one that the sender started after this rank's last completed receive.
         """
         rank, place = node
         entry = self.entry(node)
@@ -194,13 +194,13 @@ class Graph:
         return (entry.peer, later[-1]) if later else None
 
     def _since_s(self, rank: int) -> float:
-        """Return from when on a rank's dump is complete."""
+        """Return the time from which a rank's dump is complete."""
         entries = self.dumps[rank].entries
         return entries[0].scheduled_s if entries else -math.inf
 
 
 def _renumbered(dumps: dict[int, RankDump]) -> dict[int, RankDump]:
-    """Give each set of ranks its own group number, as groups made by one split share an id.
+    """Give each set of ranks its own group number, since groups created by one split share an id.
 
     Groups that no dump describes get negative numbers.
     """
@@ -228,13 +228,13 @@ def activity_s(entry: Entry) -> float:
 
 
 def signature(entry: Entry) -> Signature:
-    """Return what all ranks of an operation must agree on."""
+    """Return the properties that all ranks of an operation must agree on."""
     sized = entry.name.startswith(SAME_SIZES)
     return entry.name, entry.dtype, entry.op, entry.size_bytes if sized else -1
 
 
 def noticed_losses(graph: Graph, since_s: float) -> set[tuple[int, int]]:
-    """Return pairs of which the second noticed after `since_s` that the first had closed its connection."""
+    """Return pairs in which the second rank noticed, after `since_s`, that the first had closed its connection."""
     found = set()
     for rank, dump in graph.dumps.items():
         for entry in dump.entries:
@@ -247,9 +247,9 @@ def noticed_losses(graph: Graph, since_s: float) -> set[tuple[int, int]]:
 
 
 def longest_s(graph: Graph) -> float:
-    """Return an upper bound of the longest completed operation's duration; 0 if there is none.
+    """Return an upper bound on the duration of the longest completed operation; 0 if there is none.
 
-    An operation without a recorded end was over when its rank started the next one.
+    An operation without a recorded end counts as complete when its rank started the next one.
     """
     longest = 0.0
     for dump in graph.dumps.values():

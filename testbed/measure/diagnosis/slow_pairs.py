@@ -1,7 +1,7 @@
-"""Verdicts on pairs of ranks with messages that take longer than before, or than those of comparable pairs.
+"""Verdicts on pairs of ranks whose messages take longer than before, or longer than those of comparable pairs.
 
-In a ring, all pairs run at the rate of the slowest, so rates do not differ. Travel times do: from when a message was
-given to the network until it arrived. They are known for the last message of each operation.
+In a ring, all pairs run at the rate of the slowest pair, so rates do not differ. Travel times do: a travel time runs
+from when a message was passed to the network until it arrived. It is known for the last message of each operation.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ Kind = tuple[str, int, int]
 class Seen:
     """One message: its arrival on the receiver's clock, and its travel time, in seconds.
 
-    `alone` is true if its sender had no other operation in progress with messages that could have been ahead of it.
+    `alone` is true if no other operation of the sender was in progress whose messages could have been queued ahead of
+    it.
     """
 
     when_s: float
@@ -49,7 +50,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class Slow:
-    """A slow pair: since when (None: always), its travel time, and the usual one, in seconds."""
+    """A slow pair: its start (None if it was always slow), its travel time and the usual travel time, in seconds."""
 
     since_s: float | None
     travel_s: float
@@ -59,10 +60,10 @@ class Slow:
 
 @dataclass(frozen=True)
 class Alike:
-    """Messages of one kind, of pairs with comparable paths.
+    """Messages of one kind between pairs with comparable paths.
 
-    `usual_s` is the travel time that a third of the pairs stay below, so that half of them may be slow. `late` counts
-    very late messages.
+    `usual_s` is the travel time that a third of the pairs stay below, so it stays valid even if half of the pairs are
+    slow. `late` counts very late messages.
     """
 
     pairs: int
@@ -107,7 +108,7 @@ class TransitTimes:
         self.seen[(source, target), kind].append(Seen(came.received_last_s, travel_s, alone))
 
     def _alone(self, rank: int, own: Entry, begin_s: float, end_s: float) -> bool:
-        """Return whether none of a rank's other operations was in progress in a span of its clock."""
+        """Return whether no other operation of a rank was in progress in a span of its clock."""
         return not any(
             entry.scheduled_s < end_s and (entry.ended_s is None or entry.ended_s > begin_s)
             for entry in self._graph.dumps[rank].entries
@@ -137,7 +138,7 @@ class TransitTimes:
 
     @cached_property
     def _crossing(self) -> Mapping[str, int]:
-        """The number of connections across each part."""
+        """The number of connections that cross each part."""
         found: dict[str, int] = defaultdict(int)
         for own in self._paths.values():
             for path in own:
@@ -146,7 +147,7 @@ class TransitTimes:
         return found
 
     def likes(self, pair: Pair) -> tuple[object, ...] | None:
-        """Return what comparable paths have in common (kinds of parts, rate, delay); None if the path is unknown."""
+        """Return the key that comparable paths share (kinds of parts, rate, delay); None if the path is unknown."""
         if pair not in self._paths:
             return None
         path = self._paths[pair][0]
@@ -165,7 +166,7 @@ class TransitTimes:
         return (own[0].delay_s or 0.0) + 8 * kind[2] / rate_bps
 
     def judge(self, pair: Pair, kind: Kind) -> Slow | None:
-        """Return how a pair's messages are slow, compared with earlier ones, with comparable pairs, or with rates."""
+        """Return how a pair is slow compared with its earlier messages, comparable pairs or link rates, if it is."""
         seen = self.seen[pair, kind]
         if changed := self._since(seen):
             return changed
@@ -191,7 +192,7 @@ class TransitTimes:
         return None
 
     def _late(self, pair: Pair, kind: Kind) -> Slow | None:
-        """Return whether messages are very late more often than those of comparable pairs, as after timeouts."""
+        """Return whether messages are very late, as after timeouts, more often than those of comparable pairs."""
         alike, own = self._alike[kind, self.likes(pair)], self.seen[pair, kind]
         late = self._very_late(own, alike.usual_s)
         usual = (alike.late - len(late)) / max(1, alike.messages - len(own))
@@ -200,13 +201,13 @@ class TransitTimes:
         return Slow(late[0].when_s, median(one.travel_s for one in late), alike.usual_s, "sometimes; usually")
 
     def _since(self, seen: Sequence[Seen]) -> Slow | None:
-        """Return since when a pair is slow compared with itself before, if it is."""
+        """Return the time since which a pair is slower than before, if it is."""
         best: Slow | None = None
         least_s = math.inf
         for split in range(LEAST_OPERATIONS, len(seen) - LEAST_OPERATIONS + 1):
             parts = [[own.travel_s for own in part] for part in (seen[:split], seen[split:])]
             before_s, after_s = map(median, parts)
-            # the split into two levels with the smallest deviation
+            # the split into two levels with the smallest total deviation
             off_s = sum(
                 abs(own - level)
                 for part, level in zip(parts, (before_s, after_s), strict=True)
@@ -223,7 +224,7 @@ class TransitTimes:
 
     @cached_property
     def _alike(self) -> Mapping[tuple[Kind, object], Alike]:
-        """Messages by kind and by comparable paths."""
+        """The messages, grouped by kind and by comparable paths."""
         together: dict[tuple[Kind, object], list[list[Seen]]] = defaultdict(list)
         for (pair, kind), seen in self.seen.items():
             if (like := self.likes(pair)) is not None:
@@ -254,7 +255,7 @@ class TransitTimes:
         if usual_s is None:
             usual_s = self.expected_s(pair, kind)
         least_s = HEALTHY_PAIR_TIMES * (max(usual_s or 0.0, 0.0) + self.apart_s)
-        # a pair with a very late message is not healthy, even if all others are in time
+        # a pair with a very late message is not healthy, even if all its other messages are on time
         late_s = LATE_TIMES * (max(usual_s or 0.0, 0.0) + self.apart_s)
         return usual_s is not None and median(after) <= least_s and max(after) <= late_s
 
@@ -262,9 +263,9 @@ class TransitTimes:
 def slow_network(
     graph: Graph, paths: NetworkPaths, clock_error_s: float, stuck: Sequence[Pair] = ()
 ) -> list[Verdict]:
-    """Return a verdict for each part of the network that explains slow pairs, and for each unexplained pair.
+    """Return a verdict for each network part that explains slow pairs, and for each unexplained pair.
 
-    `stuck` are pairs with messages that do not arrive at all, to be explained with them.
+    `stuck` are pairs whose messages do not arrive at all; they are explained together with the slow pairs.
     """
     travels = TransitTimes(graph, paths, clock_error_s)
     slow: dict[Pair, tuple[Slow, Kind]] = {}
@@ -290,7 +291,8 @@ def slow_network(
     bad = sorted({*slow, *stuck})
     explanations, left = explain(bad, healthy, crossed, ABROAD_SHARE)
     if (left or len(explanations) > 1) and len(bad) >= LEAST_OPERATIONS:
-        # a lossy part may deliver most messages in time: prefer one part for all pairs over parts for some
+        # a lossy part may deliver most messages on time: prefer one part that explains all pairs over several that
+        # explain some
         one, none = explain(bad, healthy, crossed, MOST_ABROAD_SHARE)
         if len(one) == 1 and not none:
             explanations, left = one, none

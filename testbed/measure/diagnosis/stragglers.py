@@ -32,12 +32,12 @@ WINDOWS = (
     1.0,
     0.5,
     0.25,
-)  # shares of the comparable places, counted from the end, as slowness may start late
+)  # shares of the comparable points, counted from the end, since a rank may become slow late
 
 
 @dataclass(frozen=True)
 class Compared:
-    """A place in the program: when a rank reached it, its own time there, and the median of its peers, in seconds."""
+    """A point in the program: when a rank reached it, its own time there, and the median of its peers, in seconds."""
 
     when_s: float
     own_s: float
@@ -45,7 +45,7 @@ class Compared:
 
 
 def slow_ranks(graph: Graph) -> list[Verdict]:
-    """Return verdicts on ranks that need more time between operations than ranks with the same program."""
+    """Return verdicts on ranks that take longer between operations than ranks with the same program."""
     times = {rank: own_times(graph, dump) for rank, dump in graph.dumps.items()}
     found = []
     for rank, peers in peers_of(graph).items():
@@ -59,9 +59,9 @@ def slow_ranks(graph: Graph) -> list[Verdict]:
 
 
 def own_times(graph: Graph, dump: RankDump) -> dict[Position, tuple[float, float]]:
-    """Return by position when a rank started an operation, and its own time before that.
+    """Return, by position, when a rank started each operation, and its own time before the start.
 
-    Its own time counts from when it last started an operation or completed one. Messages are counted from the end, as
+    A rank's own time runs from when it last started or completed an operation. Messages are counted from the end, since
     ring buffers may start anywhere.
     """
     found: dict[Position, tuple[float, float]] = {}
@@ -76,7 +76,7 @@ def own_times(graph: Graph, dump: RankDump) -> dict[Position, tuple[float, float
         label = (graph.family(entry.group), entry.name, entry.size_bytes)
         counts[label] += 1
         if entries[place - 1].over and entries[place - 1].ended_s is None:
-            continue  # its end is not recorded, so the time cannot be attributed
+            continue  # its end is not recorded, so the time cannot be attributed to the rank
         position: Position = (label, entry.sequence or -counts[label])
         found[position] = (entry.scheduled_s, entry.scheduled_s - since_s)
     return found
@@ -96,7 +96,7 @@ def _compare(
 def _slow(rank: int, compared: Sequence[Compared], peers: set[int]) -> Verdict | None:
     usual_s = sum(own.others_s for own in compared)
     excess_s = sum(own.own_s - own.others_s for own in compared)
-    # places without computing do not show who computes slowly
+    # points without computation do not show which rank computes slowly
     telling = [own for own in compared if own.others_s * len(compared) > 0.1 * usual_s]
     if len(telling) < LEAST_OPERATIONS or usual_s <= 0 or excess_s < SLOW_RANK_SHARE * usual_s:
         return None
@@ -122,9 +122,9 @@ def _slow(rank: int, compared: Sequence[Compared], peers: set[int]) -> Verdict |
 
 
 def slow_io(graph: Graph, clock_error_s: float) -> list[Verdict]:
-    """Return verdicts on ranks with a control part many times longer than the others' in the same operations.
+    """Return verdicts on ranks whose control part takes many times longer than the others' in the same operations.
 
-    Time before the last rank has joined does not count, as ranks may wait for late ones in their control part.
+    Time before the last rank joins does not count, since ranks may wait for late ones in their control part.
     """
     own: dict[int, list[Compared]] = {rank: [] for rank in graph.dumps}
     took_s: dict[int, float] = defaultdict(float)

@@ -1,4 +1,4 @@
-"""Thresholds of the diagnosis, each with its reason."""
+"""Thresholds of the diagnosis, with the reason for each."""
 
 from __future__ import annotations
 

@@ -36,13 +36,13 @@ class Verdict:
     Attributes:
         kind: One of MEANINGS.
         ranks: The ranks at fault, if any.
-        component: The part of the network, or the host, at fault, if any.
-        since_s: Start of the fault on the clock of the first affected rank; None if it was always there.
+        component: The network part or host at fault, if any.
+        since_s: Start of the fault on the clock of the first affected rank; None if it was present from the start.
         certainty: 0 to 1.
-        reason: Why this is the fault.
-        felt_by: Number of ranks that wait for it, directly or indirectly.
-        evidence: Observations, as lines for people.
-        look_at: What to check.
+        reason: Why this is considered the fault.
+        felt_by: Number of ranks that wait because of it, directly or indirectly.
+        evidence: Observations, as lines of text.
+        look_at: Things to check.
         pairs: The (sender, receiver) pairs that a fault of the network explains.
     """
 
@@ -65,7 +65,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class NaiveVerdict:
-    """The rank that one would blame without comparing dumps: the peer named by the first timeout, if there is one."""
+    """The rank that one would blame without comparing dumps: the peer that the first timeout names, if there is one."""
 
     rank: int | None
     words: str
@@ -77,10 +77,10 @@ class Diagnosis:
 
     Attributes:
         verdicts: The most likely one first; empty for a healthy run.
-        naive: What one would say without comparing dumps.
+        naive: The conclusion that one would draw without comparing dumps.
         first_incomplete: The first operation that is not complete; "" if there is none.
         ranks: Number of dumps.
-        missing: Ranks without a dump, as far as groups show.
+        missing: Ranks without a dump, as far as the known groups show.
     """
 
     verdicts: tuple[Verdict, ...]
@@ -90,7 +90,7 @@ class Diagnosis:
     missing: tuple[int, ...] = ()
 
     def to_document(self) -> dict[str, Any]:
-        """Return the diagnosis ready for JSON."""
+        """Return the diagnosis as data for JSON."""
         document = asdict(self)
         for entry, verdict in zip(document["verdicts"], self.verdicts, strict=True):
             entry |= {"look_at": [verdict.look_at], "who": verdict.who}
@@ -98,7 +98,7 @@ class Diagnosis:
 
 
 def ranks_text(ranks: tuple[int, ...]) -> str:
-    """Return ranks as text; of more than eight, only the first ones."""
+    """Return ranks as text; if there are more than eight, only the first ones."""
     if not ranks:
         return "nobody"
     if len(ranks) == 1:
@@ -109,7 +109,7 @@ def ranks_text(ranks: tuple[int, ...]) -> str:
 
 
 def moment_text(seconds: float) -> str:
-    """Return a time on a rank's clock as text, to a millisecond, as clocks are no more accurate."""
+    """Return a time on a rank's clock as text, rounded to a millisecond, which is the accuracy of the clocks."""
     return f"{seconds:.3f} s"
 
 
@@ -121,7 +121,7 @@ def seconds_text(seconds: float) -> str:
 
 
 def since_text(verdict: Verdict) -> str:
-    """Return the start of a fault as text, by the ranks' clocks."""
+    """Return the start of a fault as text, on the ranks' clocks."""
     return "the first record" if verdict.since_s is None else moment_text(verdict.since_s)
 
 
@@ -131,7 +131,7 @@ def impact_text(verdict: Verdict) -> str:
 
 
 def verdict_line(verdict: Verdict) -> str:
-    """Return a verdict in one line: fault, culprit, start, certainty."""
+    """Return a verdict as one line: fault, culprit, start, certainty."""
     sure = f"{100 * verdict.certainty:.0f} % sure"
     return f"{verdict.kind}: {verdict.who}, since {since_text(verdict)}, {sure}: {MEANINGS[verdict.kind]}"
 

@@ -1,7 +1,8 @@
 """The wait-for graph of ranks, followed to its ends: a rank that is gone or missing, messages in flight, or a cycle.
 
 Edges lead from a rank's open operation to the peers that owe it messages. If a peer has sent them, the network is to
-blame. If it has sent fewer, it is behind, and is followed in turn. This uses message counts only, no clocks.
+blame. If it has sent fewer, it is behind, and its own waits are followed in turn. Only message counts are used, no
+clocks.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ NOT_JOINED = "not joined"
 GONE = "gone"
 STOPPED = "stopped"
 CONTROL = "control"  # its operation is still in its control part
-SHORT = "short"  # it has completed but sent less than expected
+SHORT = "short"  # it has completed but sent fewer messages than expected
 UNEXPLAINED = "unexplained"  # all have joined, and there are no message counts
 
 _NOTHING = PeerTraffic()
 _WELL = ("", "finished")
-# reasons of ranks that ended because of others
+# exit reasons of ranks that ended because of other ranks
 _GAVE_UP = re.compile(
     r"not done within|nothing within|lost peer|aborted|revoked|exit status 1", re.IGNORECASE
 )
@@ -52,7 +53,7 @@ class Cause:
 
 @dataclass
 class Impact:
-    """The impact of a cause: its start (on direct waiters' clocks), its age, direct waits, and all waiting ranks."""
+    """A cause's impact: its start (on the direct waiters' clocks), its age, direct waits, and all waiting ranks."""
 
     since_s: float = math.inf
     age_s: float = 0.0
@@ -62,13 +63,13 @@ class Impact:
 
 @dataclass
 class Waiting:
-    """The causes of all waits, and the cycles: nodes that wait only for each other."""
+    """The causes of all waits, and the cycles of nodes that wait only for each other."""
 
     causes: dict[Cause, Impact]
     circles: list[tuple[Node, ...]]
 
     def by_ranks(self, *kinds: str) -> dict[tuple[int, ...], tuple[Impact, list[Key]]]:
-        """Return the causes of some kinds, merged by ranks: their impact, and the operations that wait."""
+        """Return the causes of the given kinds, merged by ranks, with their impact and the operations that wait."""
         merged: dict[tuple[int, ...], tuple[Impact, list[Key]]] = {}
         for cause, felt in self.causes.items():
             if cause.kind in kinds:
@@ -86,7 +87,7 @@ def gave_up(dump: RankDump) -> bool:
 
 
 def gone_ranks(graph: Graph) -> dict[int, str]:
-    """Return the ranks that ended by themselves, and how; not those that gave up because of others."""
+    """Return the ranks that ended on their own, and how; leave out those that gave up because of others."""
     found = {
         rank: dump.ended
         for rank, dump in graph.dumps.items()
@@ -96,11 +97,12 @@ def gone_ranks(graph: Graph) -> dict[int, str]:
 
 
 def has_stopped(graph: Graph, rank: int) -> bool:
-    """Return whether a rank that is not known to have ended does nothing.
+    """Return whether a rank that is not known to have ended has stopped making progress.
 
-    There are two cases. If other ranks have failed and it has not, it must have waited longer than their timeout, or
-    all messages that it sent must have arrived (the kernel still sends those of a paused process). A rank with a failed
-    NIC, in contrast, gives up in time. If none has failed, messages of several peers must be waiting for it.
+    There are two cases. If other ranks have failed and it has not, one of two conditions is required. It has waited
+    longer than their timeout, or all messages that it sent have arrived (the kernel still sends those of a paused
+    process). A rank with a failed NIC, in contrast, gives up in time. If none has failed, messages of several peers
+    must be waiting for it.
     """
     dump = graph.dumps[rank]
     if dump.ended not in _WELL or gave_up(dump):
@@ -121,7 +123,7 @@ def has_stopped(graph: Graph, rank: int) -> bool:
 
 
 def _exchanged(graph: Graph, rank: int) -> Iterator[tuple[int, PeerTraffic, PeerTraffic]]:
-    """Yield for a rank's open operations: each peer, the rank's counts, and the peer's counts."""
+    """Yield each peer of a rank's open operations, with the rank's counts and the peer's counts."""
     for node in graph.open_nodes(rank):
         for peer, own in graph.entry(node).peers.items():
             there = _other_part(graph, node, peer)
@@ -130,13 +132,13 @@ def _exchanged(graph: Graph, rank: int) -> Iterator[tuple[int, PeerTraffic, Peer
 
 
 def _all_came(graph: Graph, rank: int) -> bool:
-    """Return whether no rank waits for messages that this rank has sent."""
+    """Return whether no rank is still waiting for messages that this rank has sent."""
     exchanged = _exchanged(graph, rank)
     return not any(theirs.missing and own.sent > theirs.received for _, own, theirs in exchanged)
 
 
 def unread(graph: Graph, rank: int) -> set[int]:
-    """Return the peers with messages that were sent and that this rank has not read, although it waits for them."""
+    """Return the peers whose sent messages this rank has not read although it is waiting for them."""
     return {
         peer for peer, own, theirs in _exchanged(graph, rank) if own.missing and theirs.sent > own.received
     }
@@ -156,11 +158,11 @@ class _Follower:
         self.gone = set(gone)
         self.clock_error_s = clock_error_s
         self.harmless = nonblocking_operations(graph)
-        # if a rank is gone, others may look stopped only because they have not noticed yet
+        # if a rank is gone, others may look stopped only because they have not noticed it yet
         self.stopped = {rank for rank in graph.dumps if not self.gone and has_stopped(graph, rank)}
 
     def nexts(self, node: Node) -> list[Node | Cause]:
-        """Return what an open operation waits for directly."""
+        """Return the nodes and causes that an open operation waits for directly."""
         rank = node[0]
         entry = self.graph.entry(node)
         key = (entry.group, entry.sequence)
@@ -169,7 +171,7 @@ class _Follower:
         return self._of_collective(node, entry, key) if entry.sequence else self._of_message(node, entry, key)
 
     def _fault(self, rank: int, key: Key) -> list[Node | Cause]:
-        """Return the cause if a rank is gone or stopped; else nothing."""
+        """Return the cause if a rank is gone or stopped, else an empty result."""
         if rank in self.gone:
             return [Cause(GONE, (rank,), key)]
         return [Cause(STOPPED, (rank,), key)] if rank in self.stopped else []
@@ -218,7 +220,7 @@ class _Follower:
         return self._fault(peer, key) or [Cause(NETWORK, (sender, target), key)]
 
     def _towards(self, node: Node, entry: Entry, key: Key, peer: int) -> list[Node | Cause]:
-        """Return what to follow for a peer that owes messages to an open collective."""
+        """Return the next nodes or causes for a peer that owes messages to an open collective."""
         graph, rank = self.graph, node[0]
         standing = graph.standing(peer, key)
         if standing == JOINED:
@@ -235,7 +237,7 @@ class _Follower:
         return [Cause(NETWORK, (peer, rank), key)]
 
     def _behind(self, peer: int, key: Key, waiter: Node) -> list[Node | Cause]:
-        """Return what to follow for a peer that has not joined an operation."""
+        """Return the next nodes or causes for a peer that has not joined an operation."""
         if peer not in self.graph.dumps:
             return [Cause(GONE, (peer,), key)]
         if fault := self._fault(peer, key):
@@ -247,7 +249,7 @@ class _Follower:
 
 
 def follow_waits(graph: Graph, gone: Iterable[int], clock_error_s: float) -> Waiting:
-    """Follow all open operations to their causes; `gone` are the ranks known to have ended."""
+    """Follow all open operations to their causes; `gone` has the ranks that are known to have ended."""
     follower = _Follower(graph, gone, clock_error_s)
     nodes = [node for rank in graph.dumps if rank not in follower.gone for node in graph.open_nodes(rank)]
     nexts = {node: follower.nexts(node) for node in nodes}
@@ -270,7 +272,7 @@ def follow_waits(graph: Graph, gone: Iterable[int], clock_error_s: float) -> Wai
 
 
 def _reach(nexts: dict[Node, list[Node | Cause]], start: Node) -> tuple[set[Node], set[Cause]]:
-    """Return all nodes reachable from one (itself only through a cycle), and all causes."""
+    """Return all nodes reachable from a node (itself only through a cycle), and all causes."""
     reached: set[Node] = set()
     ends: set[Cause] = set()
     pending = [start]
@@ -285,7 +287,7 @@ def _reach(nexts: dict[Node, list[Node | Cause]], start: Node) -> tuple[set[Node
 
 
 def _feel(graph: Graph, felt: Impact, cause: Cause, node: Node) -> None:
-    """Record a direct wait for a cause, and since when."""
+    """Record a direct wait for a cause, and its start."""
     entry = graph.entry(node)
     since_s = entry.scheduled_s
     for peer in cause.ranks:
@@ -299,7 +301,7 @@ def _feel(graph: Graph, felt: Impact, cause: Cause, node: Node) -> None:
 
 
 def _of_one_stall(causes: dict[Cause, Impact]) -> dict[Cause, Impact]:
-    """Leave out waits that are much younger than the oldest one: consequences of ranks giving up."""
+    """Leave out waits that are much younger than the oldest one, since they follow from ranks giving up."""
     oldest_s = max((felt.age_s for felt in causes.values()), default=0.0)
     return {
         cause: felt
@@ -309,7 +311,7 @@ def _of_one_stall(causes: dict[Cause, Impact]) -> dict[Cause, Impact]:
 
 
 def _circles(circling: dict[Node, frozenset[Node]]) -> list[tuple[Node, ...]]:
-    """Return groups of nodes that all reach each other."""
+    """Return the strongly connected groups of nodes: those that all reach each other."""
     found: list[tuple[Node, ...]] = []
     left = set(circling)
     while left:

@@ -1,1 +1,1 @@
-"""Execution of runs: build, measure, monitor and judge shards on this machine, on several, or in guests."""
+"""Execution of runs: build, measure, monitor and judge shards on this machine, on several machines, or in guests."""

@@ -1,4 +1,4 @@
-"""Assessment of one variant: collect the measurements and the model's prediction, and judge them."""
+"""Assessment of one variant: collect its measurements and the model's prediction, and judge them."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ class Evidence(HostEvidence):
     """All measurements of a run, for all of its variants.
 
     Attributes:
-        network: The check of the network itself.
+        network: The check of the network before and after the run.
         changes: Changes of the network and of sockets, with their times.
         repairs: Rules that the controller had to restore.
-        monitor_files: Host monitor's file of each machine; the name is empty if there is only one machine. Empty under
-            the virtual clock, where nothing is late.
+        monitor_files: Each machine's host monitor file, by machine name; the name is empty if there is only one
+            machine. No files under the virtual clock, where nothing is late.
         numbers: The run's dimensionless numbers.
         agreement: The comparison of the isolated collective with the model.
         tunnels: Tunnels to other machines.
-        replication: The record of elastic replicas.
+        replication: The record of elastic replicas, if the job has them.
         pauses: Records of all links, if switches send pause frames.
     """
 
@@ -61,7 +61,7 @@ class Evidence(HostEvidence):
 
 
 def link_key(counters: WanCounters) -> tuple[str, str]:
-    """Return link name and direction, the key that link engines use."""
+    """Return the link name and direction as the key that link engines use."""
     return f"{counters.a}-{counters.b}-{counters.plane}", counters.direction
 
 
@@ -131,7 +131,7 @@ def assess(
 
 
 def _timeliness(evidence: Evidence, spans: Sequence[tuple[float, float]]) -> list[Invariant]:
-    """Return the invariants on whether host and link engine were on time."""
+    """Return the invariants that check whether the host and the link engine were on time."""
     if not evidence.monitor_files:
         return [check.exempted() for check in checks_of(invariants) if check.exempt]
     windows = {name: read_windows(path, list(spans)) for name, path in evidence.monitor_files.items()}
@@ -148,7 +148,7 @@ def _timeliness(evidence: Evidence, spans: Sequence[tuple[float, float]]) -> lis
 def _worst_machine(
     check: Callable[[MonitorWindow], Invariant], windows: Mapping[str, MonitorWindow]
 ) -> Invariant:
-    """Return the worst machine's invariant, with the machine's name if there are several."""
+    """Return the invariant of the worst machine, with its name if there are several machines."""
     checked = {name: check(window) for name, window in windows.items()}
     name = max(checked, key=lambda name: (checked[name].ok is False, ORDER.index(checked[name].severity)))
     found = checked[name]
@@ -156,7 +156,7 @@ def _worst_machine(
 
 
 def _stalled_s(links: Sequence[LinkSample], spans: Sequence[tuple[float, float]]) -> float | None:
-    """Sum the worst lateness of any direction over all samples in the spans or right after one."""
+    """Return the sum, over all samples in the spans or right after one, of the worst lateness of any direction."""
     total_s = 0.0
     for start_s, end_s in spans:
         inside = [sample for sample in links if start_s < sample.time_s <= end_s]
@@ -173,7 +173,7 @@ def _stalled_s(links: Sequence[LinkSample], spans: Sequence[tuple[float, float]]
 def _lateness(
     links: Sequence[LinkSample], spans: Sequence[tuple[float, float]]
 ) -> tuple[dict[str, list[int]] | None, tuple[float, ...]]:
-    """Return a lateness histogram per direction of the frames released between the samples around each span."""
+    """Return, by direction, a lateness histogram of the frames released between the samples around each span."""
     totals: dict[str, list[int]] = {}
     bounds_s: tuple[float, ...] = ()
     for start_s, end_s in spans:
@@ -193,7 +193,7 @@ def _lateness(
 
 
 def _conservation(links: Sequence[LinkSample]) -> list[Conservation]:
-    """Return frame counts between the first and the last sample, both taken with no frame in flight."""
+    """Return frame counts between the first and the last sample, both taken while no frame is in flight."""
     first, last = links[0], links[-1]
     before = {link_key(counters): counters for counters in first.counters.wan}
     rows = []
@@ -210,7 +210,7 @@ def _edges(links: Sequence[LinkSample]) -> dict[str, tuple[int, int]]:
     """Return frames into and out of each building's edge switch between the first and the last sample.
 
     With the kernel's link engine, a link's queue is on the edge's own port, which counts only frames that passed the
-    queue. So frames that the queue dropped are added to those that went out.
+    queue. Frames that the queue dropped are therefore added to those that left.
     """
     first, last = links[0].counters.edges, links[-1].counters.edges
     queued = dict.fromkeys(last, 0)
@@ -224,11 +224,11 @@ def _edges(links: Sequence[LinkSample]) -> dict[str, tuple[int, int]]:
 
 @dataclass(frozen=True)
 class ModelCheck:
-    """The model's emulated timeline of a step; None if the model does not cover the scenario.
+    """The model's timeline of a step, in emulated seconds; None if the model does not cover the scenario.
 
-    `stated` is the model's stated worst relative error on such scenarios, or None. `singly` says whether each single
-    step should match, or only their median. `missing_share` is the relative time that the model says a step lacks
-    because not every hop holds whole frames; None if all do.
+    `stated` is the model's documented worst relative error on such scenarios, or None. `singly` is true if each single
+    step should match, and false if only the median should. `missing_share` is the share of a step's time that the model
+    predicts to be missing because not every hop stores and forwards whole frames; None if every hop does.
     """
 
     timeline: Timeline | None
@@ -237,7 +237,7 @@ class ModelCheck:
     missing_share: float | None
 
     def invariant(self, steps: Sequence[StepResult], dropped: int) -> Invariant:
-        """Compare a variant's steps with the model; single steps are not compared if queues dropped frames."""
+        """Compare a variant's steps with the model; do not compare single steps if queues dropped frames."""
         predicted_s = self.timeline.step_time_s if self.timeline else None
         times = [StepTime(step.trial, step.step_time_s) for step in undisturbed_steps(steps)]
         return model_error(
@@ -274,7 +274,7 @@ class ReplicationRecord:
 
     @property
     def origin_s(self) -> float:
-        """When the first measured step started for the first time; samples have only its last repetition."""
+        """The time when the first measured step started for the first time; samples have only its last repetition."""
         return first_step_start_s(self.records, self.job.scenario.warmup)
 
     def summary(self, samples: Sequence[Record], events: Sequence[Record]) -> dict[str, Any]:

@@ -43,7 +43,7 @@ def check_bench_options(dtype: str, op: str, transport: str, protocol: str, cloc
 
 
 def parse_transport(kind: str, protocol: str, preset: str | None) -> TransportSpec:
-    """Return the transport of checked options, or of a preset; ConfigError if both are given."""
+    """Return the transport from checked options or from a preset; raise ConfigError if both are given."""
     if preset is None:
         return TransportSpec(kind=kind, protocol=protocol)
     check_word("--preset", preset, PRESETS)
@@ -64,7 +64,7 @@ def resolve_collective(name: str) -> str:
 
 
 def parse_algorithms(collective: str, asked: str, tune: bool = False) -> tuple[str, ...]:
-    """Parse the option --algorithm: "auto", "all", or comma-separated names. A tuning table takes "auto" as "all".
+    """Parse the option --algorithm: "auto", "all" or comma-separated names. For a tuning table, "auto" means "all".
 
     Raises:
         ConfigError: If there is no such algorithm, or nothing to tune.
@@ -86,7 +86,7 @@ def parse_algorithms(collective: str, asked: str, tune: bool = False) -> tuple[s
 
 
 def sizes_between(least: str, most: str, factor: int) -> tuple[int, ...]:
-    """Return sizes in bytes from the smallest to the largest, each `factor` times the previous one."""
+    """Return sizes in bytes from the smallest to the largest, each `factor` times the one before."""
     first, last = parse_size_option("--minbytes", least), parse_size_option("--maxbytes", most)
     if first > last:
         raise option_error("--maxbytes", most, f"at least {least}, as --minbytes")
@@ -97,7 +97,7 @@ def sizes_between(least: str, most: str, factor: int) -> tuple[int, ...]:
 
 
 def guest_bytes(size_bytes: int, ranks: int | None, topology: Path | None, size_scale: str) -> int:
-    """Return the memory of a guest: every rank's arrays, messages in flight, and the system."""
+    """Return the memory of a guest in bytes: every rank's arrays, messages in flight, and the system."""
     ranks = rank_count(ranks, topology)
     factor = float(size_scale) if size_scale.replace(".", "", 1).isdigit() else 1.0
     return DEFAULT_MEMORY_BYTES + round(4 * ranks * size_bytes / max(1.0, factor)) + (ranks << 24)
@@ -114,7 +114,7 @@ def benchmark_guest(
     """Return the settings of a benchmark's guest.
 
     Args:
-        needed_bytes: Memory of the guest, unless `memory` sets it.
+        needed_bytes: Memory of the guest in bytes, unless `memory` sets it.
         memory: The option --memory.
         seed: The guest's seed.
         stall_timeout: The option --stall-timeout.
@@ -130,9 +130,9 @@ def benchmark_guest(
 
 
 def congestion_control_for(asked: str | None, topology: Path | None) -> str | None:
-    """Return the requested congestion control, else cubic on a network, else None (the kernel's default) on loopback.
+    """Return the requested congestion control, or the default: cubic on a network, None (the kernel's) on loopback.
 
-    On loopback it does not matter, and an unprivileged user may not choose one.
+    On loopback the choice does not matter, and an unprivileged user may not be allowed to make one.
     """
     return asked or ("cubic" if topology else None)
 
@@ -146,7 +146,7 @@ def write_rows(path: Path, rows: Sequence[Row], run: BenchRun) -> None:
 
 
 def write_tuning_table(rows: Sequence[Row], run: BenchRun, path: Path) -> TuningTable:
-    """Write the fastest algorithm of each size to a tuning table, and keep the table's other collectives."""
+    """Write the fastest algorithm for each size to a tuning table, and keep the table's other collectives."""
     buildings = len({host.building for host in run.hosts}) or 1
     times: dict[int, dict[str, float]] = {}
     for row in rows:
@@ -183,7 +183,7 @@ MOST_RANKS = 8192
 
 
 def bootstrap_trials(ranks: str, way: str, groups: str, costs: str, clock: str) -> list[BootstrapOptions]:
-    """Return one trial for each number of ranks and start-up method; ConfigError if an option is wrong."""
+    """Return one trial for each number of ranks and start-up method; raise ConfigError if an option is wrong."""
     check_word("--clock", clock, CLOCKS)
     check_word("--costs", costs, COSTS)
     names = list(STARTUP_METHODS) if way == "all" else way.split(",")
@@ -209,7 +209,7 @@ def bootstrap_trials(ranks: str, way: str, groups: str, costs: str, clock: str) 
 
 
 def parse_dimensions(groups: str) -> tuple[tuple[str, int], ...]:
-    """Parse NAME=SIZE,NAME=SIZE; ConfigError for anything else."""
+    """Parse NAME=SIZE,NAME=SIZE; raise ConfigError for anything else."""
     if groups in ("", "none"):
         return ()
     found = []
@@ -222,11 +222,11 @@ def parse_dimensions(groups: str) -> tuple[tuple[str, int], ...]:
 
 
 def guest_bytes_for(tries: Sequence[BootstrapOptions]) -> int:
-    """Return the memory of a guest that is large enough for all trials."""
+    """Return the memory in bytes of a guest that is large enough for all trials."""
     return DEFAULT_MEMORY_BYTES + max(one.ranks * one.rank_bytes for one in tries)
 
 
 def connection_buffers_bytes() -> int:
-    """Return the staging buffers of a connection in bytes, with the preset `nccl`."""
+    """Return the bytes of a connection's staging buffers with the preset `nccl`."""
     staging = preset_transport("nccl").staging
     return staging.chunk_bytes * staging.slots

@@ -26,7 +26,7 @@ LATE_S = 1e-3
 
 @dataclass(frozen=True)
 class BootstrapOptions:
-    """One start-up to measure: total ranks, and parallelism dimensions with sizes (the replicas are the rest)."""
+    """One start-up to measure: total ranks, and sizes of parallelism dimensions (the remaining factor is replicas)."""
 
     ranks: int
     dimensions: tuple[tuple[str, int], ...]
@@ -36,14 +36,14 @@ class BootstrapOptions:
 
     @property
     def kinds(self) -> tuple[GroupKind, ...]:
-        """The kinds of process groups: all ranks, then those of each dimension."""
+        """The kinds of process groups: that of all ranks, then those of each dimension."""
         replicas = self.ranks // math.prod(size for _, size in self.dimensions)
         sizes = (*self.dimensions, ("data", replicas))
         return group_kinds(self.ranks, [(name, size) for name, size in sizes if size > 1])
 
     @property
     def rank_bytes(self) -> int:
-        """Approximate memory of a rank."""
+        """Approximate memory of a rank, in bytes."""
         return RANK_BYTES + self.predicted.connections * SOCKET_BYTES
 
     @property
@@ -56,8 +56,9 @@ class BootstrapOptions:
 class BootstrapRow:
     """A measured start-up, in seconds.
 
-    `parts` is the mean over ranks, by activity. `sockets` is the largest number of any rank, `memory_bytes` the mean
-    per rank of its process. `bytes_sent` is that of rank 0. `late_s` is how late the last rank was ready.
+    `parts` is the mean time over ranks, by activity. `sockets` is the largest number of sockets of any rank.
+    `memory_bytes` is the mean memory of a rank's process. `bytes_sent` is that of rank 0. `late_s` is how late the last
+    rank was ready.
     """
 
     ranks: int
@@ -72,17 +73,17 @@ class BootstrapRow:
 
 
 class BootstrapRun:
-    """A series of start-ups on one network, which is built once."""
+    """A series of start-ups on one network, which is built only once."""
 
     def __init__(self, network: Network, seed: int, phase: Callable[[str], None]) -> None:
         self.network, self.seed, self.phase = network, seed, phase
         self.topology = network.topology.resolve(network.scale)
 
     def rows(self, tries: Sequence[BootstrapOptions]) -> Iterator[BootstrapRow]:
-        """Build the network, measure, and yield each row as it is complete; raises FabricError or RunError."""
+        """Build the network, measure, and yield each row when it is complete; raise FabricError or RunError."""
         with bring_up(self.network, None, self.seed, self.phase) as running:
             counts = dict.fromkeys(str(options.ranks) for options in tries)
-            # before the first row, so that it does not interrupt the table
+            # printed before the first row, so that it does not interrupt the table
             self.phase(f"starting {', '.join(counts)} ranks")
             for options in tries:
                 spec = make_spec(options, running.endpoints)
@@ -92,7 +93,7 @@ class BootstrapRun:
 
 
 class BootstrapRanks(RankRun):
-    """The ranks of one start-up: many, that end slowly and tend to fail together."""
+    """The ranks of one start-up: there are many, they end slowly, and they tend to fail together."""
 
     end_timeout_s = 30.0
     most_failures = 5
@@ -122,7 +123,7 @@ def make_spec(
 def make_row(
     options: BootstrapOptions, results: Sequence[Mapping[str, float]], together: int
 ) -> BootstrapRow:
-    """Return the row of the ranks' results; RunError if a rank was ready too late."""
+    """Return the row with the ranks' results; raise RunError if a rank was ready too late."""
     late_s = max(result["late_s"] for result in results)
     if late_s > LATE_S:
         raise RunError(f"a rank was ready {late_s:.1f} s after the others had started: this host is too busy")

@@ -33,8 +33,8 @@ from testbed.workload.uniform_plans import uneven_rows
 class BenchOptions:
     """Options of a collective benchmark.
 
-    Every algorithm is measured with every size, in real bytes of a rank's whole array. `congestion_control` overrides
-    that of `transport`; None: the kernel's default. `ranks_per_process`: None for the fastest.
+    Every algorithm is measured with every size. Sizes are real bytes of a rank's whole array. `congestion_control`
+    overrides that of `transport`; None means the kernel's default. `ranks_per_process` is None for the fastest choice.
     """
 
     collective: str
@@ -54,10 +54,10 @@ class BenchOptions:
 
 @dataclass(frozen=True)
 class Row:
-    """A row of the result, in real bytes and seconds.
+    """A row of the benchmark's table, in real bytes and seconds.
 
-    `algbw` and `busbw` are defined as in nccl-tests, in bytes per second. `chosen` is the algorithm that ran,
-    `choice_bytes` the size by which `auto` chooses. `limit_s` is the time that the most loaded link needs for its
+    `algbw` and `busbw` are defined as in nccl-tests, in bytes per second. `chosen` is the algorithm that ran, and
+    `choice_bytes` is the size that `auto` uses to choose. `limit_s` is the time that the most loaded link needs for its
     bytes; None on loopback.
     """
 
@@ -79,7 +79,7 @@ class Row:
 
     @property
     def of_limit(self) -> float | None:
-        """The achieved share of what the bottleneck allows, 0 to 1."""
+        """The achieved share of the bottleneck's bandwidth, 0 to 1."""
         return None if self.limit_s is None else self.limit_s / self.time_s
 
     @property
@@ -140,7 +140,7 @@ COLUMNS: tuple[Column[Row], ...] = (
 
 
 class BenchRun:
-    """A collective benchmark, on a network or, without one, over this machine's loopback."""
+    """A collective benchmark on an emulated network, or over this machine's loopback if there is none."""
 
     def __init__(
         self, options: BenchOptions, network: Network | None, ranks: int, phase: Callable[[str], None]
@@ -162,10 +162,10 @@ class BenchRun:
         ]
 
     def rows(self) -> Iterator[Row]:
-        """Build the network, measure, and yield each row as it is complete.
+        """Build the network, measure, and yield each row when it is complete.
 
         Raises:
-            PluginError: If a plug-in algorithm is incorrect; checked before anything is built.
+            PluginError: If a plug-in algorithm is incorrect; this is checked before anything is built.
             FabricError: If the network cannot be built.
             RunError: If a rank fails.
         """
@@ -269,7 +269,7 @@ class BenchRun:
         return self.tuning.choose(self.options.collective, self._part(case) * self.itemsize, buildings)
 
     def _part(self, case: Case) -> int:
-        """Return the number of elements as `collectives.traffic` counts them."""
+        """Return the number of elements in the convention of `collectives.traffic`."""
         return self.collective.part(case.numel, self.ranks)
 
     def _traffic(self, case: Case, chosen: str, buildings: list[int]) -> dict[tuple[int, int], int]:
@@ -283,10 +283,10 @@ class BenchRun:
 def bottleneck_s(
     topology: Topology, hosts: Sequence[Host], traffic: Mapping[tuple[int, int], float]
 ) -> float:
-    """Return the seconds that the most loaded link needs for some traffic.
+    """Return the seconds that the most loaded link needs for the given traffic.
 
-    Links are those of NICs, leaves and spines, and between buildings, each direction separately. Parallel links share
-    their load evenly.
+    The links are those of NICs, those between leaves and spines, and those between buildings, each direction
+    separately. Parallel links share their load evenly.
 
     Args:
         topology: The topology.
@@ -332,5 +332,5 @@ def bottleneck_s(
             load((at, onward), forth + back, size_bytes)
             at = onward
     frame_bytes = topology.mtu + ETHERNET_HEADER_BYTES
-    share = (frame_bytes - PACKET_HEADERS_BYTES) / frame_bytes  # of a link's rate that is payload
+    share = (frame_bytes - PACKET_HEADERS_BYTES) / frame_bytes  # the share of a link's rate that is payload
     return max((count / rates[link] / share for link, count in bits.items()), default=0.0)

@@ -1,4 +1,4 @@
-"""Player of a scenario's events while a job runs, and what they change and when."""
+"""Player of a scenario's events while a job runs, and the changes that each event makes."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from testbed.spec.topology import Topology
 
 
 class EventPlayer:
-    """A player that applies a scenario's events, afresh for each variant.
+    """A player that applies a scenario's events, starting over for each variant.
 
     Call `step` before every step starts, `play` at `due_s` or later, and `finish` after the last step. Faults that
-    ranks inject themselves are only logged. Times are CLOCK_MONOTONIC; log entries are in real seconds.
+    ranks inject themselves are only logged. Times are those of CLOCK_MONOTONIC; log entries are in real seconds.
 
     Args:
         events: The scenario's events.
@@ -34,7 +34,7 @@ class EventPlayer:
         scale: The scale in force.
         faults: Applies faults to the fabric.
         hosts: Host of each rank.
-        pid_of_rank: Returns a rank's process id; None if the process is gone.
+        pid_of_rank: Function that returns a rank's process id, or None if the process is gone.
         report_death: Called with each rank that was killed, so that its death is known at once.
         return_ranks: Called with killed ranks that must be restarted, each in its own process.
         seed: Seed of random event times.
@@ -67,7 +67,7 @@ class EventPlayer:
         self._started: set[int] = set()  # measured steps of this variant
         self._pending: list[int] = []  # events of steps that have not started
         self._active: list[int] = []
-        self._paused: dict[int, int] = {}  # by rank, its process
+        self._paused: dict[int, int] = {}  # process id by rank
         self._dead: frozenset[int] = frozenset()
         self._deaths: Counter[int] = Counter()  # kills whose deaths have not been reported yet
         self.killed_s: float | None = None
@@ -75,7 +75,7 @@ class EventPlayer:
 
     @property
     def due_s(self) -> float | None:
-        """When the next change is due, or switches detect an earlier one; None if nothing is due."""
+        """The time when the next change is due or switches detect an earlier one; None if nothing is due."""
         change_s = self._planned_s(self._changes[0]) if self._changes else None
         return min((due_s for due_s in (change_s, self._faults.due_s) if due_s is not None), default=None)
 
@@ -83,7 +83,7 @@ class EventPlayer:
         return self._origin_s + self._scale.emulated_s(change.at_s)
 
     def explains_death(self, rank: int) -> bool:
-        """Return whether an event caused a rank's reported death; each kill explains one death."""
+        """Return whether an event caused the reported death of a rank; each kill explains one death."""
         explained = self._deaths[rank] > 0
         self._deaths[rank] -= explained
         return explained
@@ -94,9 +94,9 @@ class EventPlayer:
         return len(self._dead) == len(self._hosts) and self.due_s is None
 
     def step(self, variant: str, trial: int, start_s: float) -> None:
-        """Prepare for a step that is about to start; the variant's first measured step starts the events' clock.
+        """Prepare for a step that is about to start; the variant's first measured step starts the clock of the events.
 
-        A job that restarts from a checkpoint repeats steps, but its events continue.
+        A job that restarts from a checkpoint repeats steps, but its events continue and are not repeated.
         """
         if variant != self._variant:
             self.finish()
@@ -114,7 +114,7 @@ class EventPlayer:
             self._pending = [index for index in self._pending if (self._events[index].step or 0) > trial]
 
     def play(self) -> None:
-        """Apply all changes that are due, after what switches must detect first."""
+        """Apply all changes that are due, after the earlier changes that switches must detect first."""
         self._faults.apply_due()
         while self._changes and self._planned_s(self._changes[0]) <= time.monotonic():
             change = self._changes.pop(0)
@@ -146,7 +146,7 @@ class EventPlayer:
                 self._paused[rank] = pid
                 os.kill(pid, signal.SIGSTOP)
         for rank in set(self._paused) - wanted:
-            with contextlib.suppress(ProcessLookupError):  # it was killed meanwhile
+            with contextlib.suppress(ProcessLookupError):  # it was killed in the meantime
                 os.kill(self._paused.pop(rank), signal.SIGCONT)
 
     def _kill(self, rank: int, silently: bool) -> None:
@@ -156,7 +156,7 @@ class EventPlayer:
             return
         self.killed_s = time.monotonic()
         self._deaths[rank] += 1
-        with contextlib.suppress(ProcessLookupError):  # it has ended by itself
+        with contextlib.suppress(ProcessLookupError):  # it has ended on its own
             if silently:
                 os.kill(pid, signal.SIGSTOP)
                 suppress_tcp_close(pid)
@@ -181,7 +181,7 @@ class EventPlayer:
     def finish(self) -> None:
         """Undo all events after the variant's last step, and log those that never took place, without a time.
 
-        Events at random times are not logged, as they need not take place.
+        Events at random times that never took place are not logged, since they are optional.
         """
         missed = [(change.event, change.at_s) for change in self._changes if change.begins]
         for index, planned_s in [*missed, *((index, None) for index in self._pending)]:
@@ -195,7 +195,7 @@ class EventPlayer:
 
 
 def summarise_events(log: Sequence[Mapping[str, Any]], variant: str) -> dict[str, Any]:
-    """Return the fields of `Events` in a summary for one variant; times in real seconds."""
+    """Return the fields of `Events` in a summary for one variant; times are in real seconds."""
     own = [entry for entry in log if entry["variant"] == variant]
     late = [entry["actual_s"] - entry["planned_s"] for entry in own if entry["actual_s"] is not None]
     return {"planned": len(own), "came": len(late), "late_max_s": max(late, default=0.0)}
@@ -219,7 +219,7 @@ def planned_changes(
         events: The scenario's events.
         seed: Seed of random event times.
         step: The measured step.
-        start_s: Its start, in real seconds after that of the first measured step.
+        start_s: Its start, in real seconds after the start of the first measured step.
     """
     found = []
     for index, event in enumerate(events):
@@ -251,7 +251,7 @@ TAKES_PLANE_DOWN = {"plane_down": "links_down", "plane_blackhole": "links_dark"}
 
 
 def network_condition(active: Iterable[EventSpec], topology: Topology, scale: Scale) -> Condition:
-    """Return the state of the network while these events are active; the last one wins if several change a setting."""
+    """Return the network's state while these events are active; if several change one setting, the last one wins."""
     found: defaultdict[str, set[str]] = defaultdict(set)
     changed: dict[tuple[str, str], Direction] = {}
     for event in active:
@@ -279,7 +279,7 @@ def _directions(event: EventSpec, topology: Topology) -> dict[tuple[str, str], D
 
 
 def affected_parts(events: Sequence[EventSpec], topology: Topology) -> tuple[set[str], set[str]]:
-    """Return the links and buildings with packet counts that cannot add up because of these events."""
+    """Return the links and buildings whose packet counts cannot add up because of these events."""
     links, switches, _ = parts_changed_by(events, topology)
     switched = {switch.split("-")[0] for switch in switches}
     links |= {link.name for link in topology.wan if switched & {link.a, link.b}}
@@ -287,12 +287,12 @@ def affected_parts(events: Sequence[EventSpec], topology: Topology) -> tuple[set
 
 
 def affected_cards(events: Iterable[EventSpec]) -> set[str]:
-    """Return the hosts with NIC (and switch port) packet counts that cannot add up because of these events."""
+    """Return the hosts whose NIC (and switch port) packet counts cannot add up because of these events."""
     return {str(event.target) for event in events if event.action in CARD_EVENTS}
 
 
 def hosts_beyond_engine(events: Iterable[EventSpec], topology: Topology, link_engine: str) -> list[str]:
-    """Return the hosts with NICs that get a delay or loss which this link engine cannot apply to them."""
+    """Return the hosts whose NICs get a delay or loss that this link engine cannot apply."""
     if link_engine == NETEM:
         return []
     found, cables = set(), nic_cables(topology)
@@ -304,7 +304,7 @@ def hosts_beyond_engine(events: Iterable[EventSpec], topology: Topology, link_en
 
 
 def parts_changed_by(events: Sequence[EventSpec], topology: Topology) -> tuple[set[str], set[str], set[str]]:
-    """Return the links, the switches, and the hosts of NICs with settings that these events change."""
+    """Return the links, switches and hosts of NICs whose settings these events change."""
     wan = {link.name for link in topology.wan}
     links: set[str] = set()
     switches: set[str] = set()

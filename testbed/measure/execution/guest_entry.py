@@ -1,4 +1,4 @@
-"""Program that measures one shard inside a guest of the virtual clock; its argument is a task file.
+"""The program that measures one shard inside a guest of the virtual clock; its argument is a task file.
 
 Progress goes to standard output as JSON lines: {"phase": text} or {"step": done, "of": all}.
 """
@@ -19,7 +19,7 @@ from testbed.spec.scenario import load_scenario
 
 
 def main() -> int:
-    """Measure the shard and return the exit status: 0 if its record was written."""
+    """Measure the shard and return the exit status, which is 0 if its record was written."""
     task = json.loads(Path(sys.argv[1]).read_text())
     progress = Progress(
         phase=lambda line: _emit({"phase": line}), step=lambda done, total: _emit({"step": done, "of": total})

@@ -1,4 +1,4 @@
-"""The backend that measures shards in parallel in guests of the virtual clock."""
+"""The backend that measures shards in parallel, in guests of the virtual clock."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ EventCallback = Callable[[Mapping[str, Any]], None]
 
 @dataclass(frozen=True)
 class GuestWork:
-    """What all shards of a run have in common; core, seed and directories of `settings` are set for each guest."""
+    """Data that all shards of a run share; core, seed and directories of `settings` are set for each guest."""
 
     settings: GuestSettings
     scale: Scale
@@ -67,12 +67,12 @@ def measure_in_guest(
     """Measure a shard in a guest, into a new directory.
 
     Args:
-        work: What all shards have in common.
+        work: Data that all shards share.
         image: The guest's kernel.
         shard: The shard.
         scenario: The shard's own scenario.
         folder: The directory to make.
-        core: The CPU core to pin the guest to; None: any.
+        core: The CPU core to pin the guest to; None for any.
         on_event: Called with each progress report.
         meanwhile: Called regularly while the guest runs; may raise to stop it.
 
@@ -116,7 +116,7 @@ def measure_on_worker(work: GuestWork, item: tuple[Shard, Scenario]) -> bytes:
 
 
 def unpack(packed: bytes, folder: Path) -> GuestExit:
-    """Unpack a shard's directory from its archive, the mark of completeness last."""
+    """Unpack a shard's directory from its archive, with the mark of completeness last."""
     with zipfile.ZipFile(io.BytesIO(packed)) as archive:
         folder.mkdir(parents=True)
         archive.extractall(folder, [name for name in archive.namelist() if name != FINISHED])
@@ -178,7 +178,7 @@ POLL_S = 0.1
 class Guests:
     """A backend that runs several guests in parallel: each on its own core here, or one per worker of a cluster.
 
-    Core, seed and directories of `settings` are set for each guest. `ranks_per_process`: None for the fastest.
+    Core, seed and directories of `settings` are set for each guest. `ranks_per_process` is None for the fastest choice.
     """
 
     image: KernelImage
@@ -190,14 +190,14 @@ class Guests:
 
     @property
     def words(self) -> str:
-        """Where guests run: how many in parallel with how much memory, or on which workers."""
+        """A description of where guests run: how many in parallel and with how much memory, or on which workers."""
         if self.cluster is not None:
             return f"virtual clock, on {self.cluster.words}"
         memory = format_size(self.settings.memory_bytes)
         return f"virtual clock, {self.expected.jobs} at once, at most {memory} each"
 
     def shards(self, scenario: Scenario) -> list[Shard]:
-        """Split by algorithm too: under the virtual clock, all networks behave alike."""
+        """Split the run by algorithm, too: under the virtual clock, all networks behave identically."""
         return split_into_shards(scenario)
 
     def identity(self, scenario: Scenario, scale: Scale) -> str:
@@ -218,7 +218,7 @@ class Guests:
     ) -> BackendResult:
         """Measure all shards that are not finished, each in `parts.folder`/NUMBER, and return all shards' records.
 
-        If a shard fails or the user interrupts, all guests are stopped, and finished records stay in place.
+        If a shard fails or the user interrupts the run, all guests are stopped and finished records are kept.
 
         Raises:
             RunError: If a measurement fails.
@@ -256,7 +256,7 @@ def _run_on_cluster(
     parts: ShardFolders,
     progress: Progress,
 ) -> None:
-    """Measure the shards on workers, and store each here; the shard of a worker that dies is repeated by another."""
+    """Measure the shards on workers, and store each here; if a worker dies, another one repeats its shard."""
     steps = {shard.number: shard.trials + scenario.warmup for shard in shards}
     finished = parts.finished
     waiting = [shard for shard in shards if shard.number not in finished]

@@ -1,4 +1,4 @@
-"""Keys of what results depend on: those of a shard's record, and what all workers of a cluster have in common."""
+"""Keys of everything that results depend on: a key per shard record, and one that all workers of a cluster share."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _texts(scenario: str) -> Iterator[str]:
 
 
 def worker_identity() -> Mapping[str, str]:
-    """Return what must be equal on all workers, so that results do not depend on the worker."""
+    """Return the properties that must be equal on all workers, so that results do not depend on the worker."""
     try:
         image = find_image()
         kernel = f"{image.version} ({image.recipe[:_WORKER_DIGITS]})"

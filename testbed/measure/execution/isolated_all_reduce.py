@@ -1,4 +1,4 @@
-"""The isolated ring all-reduce that a run performs on the idle network, and its predicted time."""
+"""The isolated ring all-reduce that a run measures on the idle network, and its predicted time."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ MESSAGE_S = 0.2e-3  # cost of a message in Python: docs/explanation/fidelity.md
 
 
 class IsolatedBaseline:
-    """The isolated collective and its model, in emulated figures; `message_bytes`: the workload's largest message."""
+    """The isolated collective and its model, in emulated figures; `message_bytes` is the workload's largest message."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class IsolatedBaseline:
         link_engine: str = NETEM,
     ) -> None:
         self.exact = clock_here() == "free"
-        # the modelled software cost of messages; without a model, it is whatever it really is
+        # the modelled software cost of messages; without a model, messages cost what they cost in reality
         self.software = software_of(transport, scale)
         self._wiring = wiring
         self._lossy = topology.lossy
@@ -65,7 +65,7 @@ class IsolatedBaseline:
         best = all_planes if wiring.transport.takes_several_paths else nearest_plane
         paths = Paths(topology, link_engine)
         self._ring = self._as_sockets_allow(ring_steps(paths, hosts, best), paced=False)
-        # pacing only bounds the slow side: TCP sends short bursts unpaced
+        # pacing bounds the time only from above: TCP sends short bursts unpaced
         worst = ring_steps(paths, hosts, worst_plane)
         self._worst_ring = self._as_sockets_allow(worst, paced=True)
         self.message_bytes = 0
@@ -74,12 +74,12 @@ class IsolatedBaseline:
 
     @property
     def times(self) -> int:
-        """How often the collective is run before the steps."""
+        """The number of times that the collective is run before the steps."""
         return baseline_times(self.exact, self._lossy, self._wiring.transport.warms_up)
 
     @property
     def overhead_s(self) -> float:
-        """The cost of each message in addition to its network time, without its bytes."""
+        """The cost of each message in addition to its network time, without the cost per byte."""
         return self.software.message_s + self.software.handover_s if self.exact else MESSAGE_S
 
     def agreement(self, calibrations: Sequence[Mapping[str, Any]]) -> Invariant:
@@ -97,14 +97,14 @@ class IsolatedBaseline:
         )
 
     def attempts(self, calibrations: Sequence[Mapping[str, Any]]) -> tuple[list[Attempt], list[Attempt]]:
-        """Return all attempts before the steps, and after them if it was repeated."""
+        """Return all attempts before the steps, and those after them if the collective was repeated."""
         before, after = (
             [entry for entry in calibrations if entry["again"] is again] for again in (False, True)
         )
         return _attempts(before), _attempts(after)
 
     def lone(self, calibrations: Sequence[Mapping[str, Any]]) -> BaselineTimes:
-        """Return the measurements before and after the steps, with what may cause a difference."""
+        """Return the measurements before and after the steps, with possible causes of a difference."""
         rounds = baseline_rounds(len(self._ring))
         return BaselineTimes(
             *self.attempts(calibrations),
@@ -125,7 +125,7 @@ class IsolatedBaseline:
         note_s = 2 * software.note_cost_s if self._announced else None
         acknowledged_s = 0.0
         if self._wiring.transport.writes:
-            note_s = note_s or 0.0  # announcements of RDMA writes cost hosts nothing more
+            note_s = note_s or 0.0  # announcements of RDMA writes cost hosts nothing in addition
             acknowledged_s = max(step.returned_s for step in ring)  # of the last message
         if not self.exact:
             took_s = ring_all_reduce_s(ring, self.message_bytes, MESSAGE_S, pieces, rounds, note_s)
@@ -146,7 +146,7 @@ class IsolatedBaseline:
         return PROTOCOLS.find(self.software.protocol).copies
 
     def _through_slots(self, step: RingStep, piece_bytes: float) -> RingStep:
-        """Add the time that each message waits for slots, if their window is smaller than the path's in-flight data."""
+        """Add the time that each message waits for slots, if their window is below the bandwidth-delay product."""
         slots, software = self.software.slots, self.software
         windows = (math.ceil(piece_bytes / slots.chunk_bytes) - 1) // slots.count  # that are waited for
         if not self._copies or not windows:
@@ -157,9 +157,9 @@ class IsolatedBaseline:
         return replace(step, delay_s=step.delay_s + windows * waits_s)
 
     def _as_sockets_allow(self, ring: Sequence[RingStep], paced: bool) -> list[RingStep]:
-        """Slow down steps that are limited by pacing, parity, or windows smaller than the path's in-flight data.
+        """Slow down steps that pacing, parity or windows below the bandwidth-delay product limit.
 
-        With receiver-driven grants, a receiver grants a share of its NIC's rate, and a message waits for the grant.
+        With receiver-driven grants, a receiver grants a share of its NIC's rate, and each message waits for its grant.
         """
         size = len(ring)
         found: list[RingStep] = []
@@ -178,7 +178,7 @@ class IsolatedBaseline:
 
 
 def _resent_between(calibrations: Iterable[Mapping[str, Any]]) -> int:
-    """Return the segments retransmitted between the last attempt before the steps and the first one after them."""
+    """Return the count of segments retransmitted from the last attempt before the steps to the first one after."""
     last: dict[int, int] = {}
     first: dict[int, int] = {}
     for entry in calibrations:
@@ -191,7 +191,7 @@ def _resent_between(calibrations: Iterable[Mapping[str, Any]]) -> int:
 
 
 def _attempts(calibrations: Iterable[Mapping[str, Any]]) -> list[Attempt]:
-    """Return each attempt's time, from the common start until the last rank finished."""
+    """Return the time of each attempt, from the common start until the last rank finished."""
     took: dict[int, Attempt] = {}
     for entry in calibrations:
         before = took.get(entry["attempt"], Attempt(0.0, 0))

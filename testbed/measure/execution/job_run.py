@@ -1,4 +1,4 @@
-"""Run of one job on a running fabric: start launchers, track steps, sample the links."""
+"""The run of one job on a running fabric: start launchers, track steps, sample the links."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ POST_MORTEM_S = 1.0
 
 @dataclass(frozen=True)
 class LinkSample:
-    """The fabric's counters and the link engine's statistics at one time.
+    """The fabric's counters and the link engine's statistics at one point in time.
 
-    `edge` is "start" or "end" for a sample at the edge of a measured step. Then `switches` has the counters of the
-    switches inside buildings; at a start, those at its announcement.
+    `edge` is "start" or "end" for a sample at the edge of a measured step. In that case, `switches` has the counters of
+    the switches inside buildings; for a start, these are read when the step is announced.
     """
 
     time_s: float
@@ -54,7 +54,7 @@ class JobRun(RankRun):
     - `watch` detects changes of the network from outside.
     - `stalls` detects stalled steps, which are reported to `on_stall`.
     - `on_sample` receives each link sample.
-    - `watch_also` returns the failure of a further part, if it has failed.
+    - `watch_also` returns the failure of another component, if it has failed.
     """
 
     spec: JobSpec
@@ -83,7 +83,7 @@ class JobRun(RankRun):
         self.step_clock = StepClock()
         self.rank_pids: dict[int, int] = {}  # of live ranks
         self.background_traffic: list[dict[str, Any]] = []  # what each flow received, emulated
-        self.before: dict[str, NodeCounts] = {}  # of hosts and switches, while no frame was in flight
+        self.before: dict[str, NodeCounts] = {}  # of hosts and switches, read while no frame was in flight
         self.after: dict[str, NodeCounts] = {}
         self._noticed_s: list[float] = []
         self._stall: Stall | None = None
@@ -93,7 +93,7 @@ class JobRun(RankRun):
         self._next_sample_s = self._next_look_s = 0.0
 
     def run(self) -> None:
-        """Run the job to its end; RunError names the part that failed: rank, launcher, link engine or controller."""
+        """Run the job to its end; raise RunError that names the failed rank, launcher, link engine or controller."""
         with Netlink() as self._root:
             self._settle()
             self.before = self.fabric.counts()
@@ -116,7 +116,7 @@ class JobRun(RankRun):
             self.launchers.return_ranks(sorted(ranks))
 
     def wait_s(self) -> float:
-        """Return the time until something is due: a sample, a look at the network, an event, a stall, an edge."""
+        """Return the time until the next sample, network check, event, stall report or step edge is due."""
         waiting = (self.player, self._stall_watch, self._edges)
         dues_s = [own.due_s for own in waiting if own is not None and own.due_s is not None]
         return max(0.0, min(self._next_sample_s, self._next_look_s, *dues_s) - time.monotonic())
@@ -126,7 +126,7 @@ class JobRun(RankRun):
         return None if self.failures else self.stalls  # a failed job is diagnosed at its end
 
     def look(self) -> None:
-        """Do what is due; RunError if a part has failed, or no rank is left."""
+        """Do everything that is due; raise RunError if a part has failed or no rank is left."""
         self._read_at_edges()
         if self.player:
             self.player.play()
@@ -137,7 +137,7 @@ class JobRun(RankRun):
             assert self.launchers is not None
             self.launchers.dump(STALLED)
         if time.monotonic() >= self._next_sample_s:
-            # keep samples apart, also after a delay: rates over very short intervals are meaningless
+            # keep samples apart even after a delay, since rates over very short intervals are meaningless
             least_s = time.monotonic() - self.sample_interval_s / 2
             self._next_sample_s = max(self._next_sample_s, least_s) + self.sample_interval_s
             self._check_parts()
@@ -148,7 +148,7 @@ class JobRun(RankRun):
             self._next_look_s = time.monotonic() + self.look_interval_s
 
     def finish(self) -> None:
-        """Undo the scenario's events; RunError if a part has failed."""
+        """Undo the scenario's events; raise RunError if a part has failed."""
         if self.player:
             self.player.finish()
         self._check_parts()
@@ -156,7 +156,7 @@ class JobRun(RankRun):
     def _read_at_edges(self) -> None:
         """Read all counters if a measured step has just ended or is about to start.
 
-        Switches are read well before a start, as reading many namespaces takes a while with the real clock.
+        Switches are read well before a start, since reading many namespaces takes a while on the real clock.
         """
         count_switches = partial(self.fabric.counts, of_hosts=False)
         if self._step_ended:
@@ -174,7 +174,7 @@ class JobRun(RankRun):
             self._switches = {}
 
     def _settle(self) -> None:
-        """Take the first or the last sample while no frame is in flight: such frames would count as missing."""
+        """Take the first or the last sample while no frame is in flight, since such frames would count as missing."""
         self._sample()
         for _ in range(SETTLE_SAMPLES):
             before = self.samples.pop()
@@ -191,19 +191,19 @@ class JobRun(RankRun):
         assert self.fabric.engine is not None
         begun_s = time.monotonic()
         account = self._read(self.fabric.engine.stats)
-        # the statistics cover at least the traffic until its begin, and at most that until its end
+        # the statistics cover at least the traffic until the read begins, and at most the traffic until it ends
         time_s = begun_s if edge == "end" else time.monotonic()
         counters = self._read(partial(read_counters, self.fabric.plan, self._root))
         self.samples.append(LinkSample(time_s, counters, account, edge))
-        if not edge:  # edges may follow each other closely: see above
+        if not edge:  # edges may follow each other closely, see above
             self.on_sample(self.samples[-1])
 
     def _read(self, read: Callable[[], T]) -> T:
-        """Read from a part of the fabric; RunError if it has ended."""
+        """Read from a part of the fabric; raise RunError if the part has ended."""
         try:
             return read()
         except (LinkError, KeyError) as error:
-            # a killed engine stops answering shortly before its end is visible
+            # a killed engine stops answering shortly before its exit is visible
             deadline = time.monotonic() + POST_MORTEM_S
             while (failure := self.fabric.failure()) is None and time.monotonic() < deadline:
                 time.sleep(0.01)
@@ -237,7 +237,7 @@ class JobRun(RankRun):
             self.background_traffic.append({key: value for key, value in event.items() if key != "event"})
 
     def _survived(self, ranks: Sequence[int]) -> bool:
-        """Record killed ranks, and return whether the job continues because the scenario killed them."""
+        """Record killed ranks, and return true if the scenario killed them and the job therefore continues."""
         for rank in ranks:
             self.rank_pids.pop(rank, None)
         if self.player is None or not self.spec.survives_kills:
@@ -258,7 +258,7 @@ class JobRun(RankRun):
 
 
 class StepClock:
-    """A record of when launchers were notified of the starts and ends of steps, by step number."""
+    """A record of when launchers were notified of each step's start and end, by step number."""
 
     def __init__(self) -> None:
         self.starts: dict[int, tuple[float, float]] = {}
@@ -275,7 +275,7 @@ class StepClock:
             self.ends.setdefault(event["index"], {}).update(heard_s)
 
 
-NEAR_S = 0.001  # largest delay of a process that waits for a launcher's events
+NEAR_S = 0.001  # largest delay in waking a process that waits for a launcher's events
 EARLY_S: dict[CpuTime | None, float] = {"free": NEAR_S, None: 0.005, "counted": math.inf}
 """How long before a step's start its counters are read, by the accounting of CPU time.
 
@@ -295,7 +295,7 @@ class StepEdges:
 
     @property
     def due_s(self) -> float | None:
-        """When counters must be read for a start; None while no step is about to start."""
+        """The time when counters must be read for a start; None while no step is about to start."""
         if not self._starts_s:
             return None
         return self._starts_s[0] - EARLY_S[self._clock]
@@ -314,7 +314,7 @@ class StepEdges:
         return False
 
     def wait_for_start(self) -> None:
-        """Sleep until the start that is due if readings take no time (free CPU time); else return at once."""
+        """Sleep until the due start if readings take no time (the CPU is free); else return at once."""
         start_s = self._starts_s.popleft()
         if self._clock == "free":
             sleep_until(start_s - 2e-9)  # timers fire a nanosecond late

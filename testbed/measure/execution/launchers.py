@@ -1,4 +1,4 @@
-"""Launcher processes of a job's ranks, on this machine and on others."""
+"""The processes that launch a job's ranks, on this machine and on others."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ class RemoteLauncher:
         )
 
     def fileno(self) -> int:
-        """Return a file descriptor that is readable when there may be events."""
+        """Return a file descriptor that becomes readable when there may be events."""
         return self.machine.fileno()
 
     def events(self, timeout_s: float) -> list[dict[str, Any]] | None:
-        """Return the events that arrive within this time; FabricError if the machine is unreachable."""
+        """Return the events that arrive within this time; raise FabricError if the machine is unreachable."""
         wait_readable([self], timeout_s)
         lines = self.machine.lines(self.pid)
         if not lines and self.pid in self.machine.ended:
@@ -66,12 +66,12 @@ class RemoteLauncher:
 
     def stop(self) -> None:
         """Stop the launcher and its ranks."""
-        with contextlib.suppress(FabricError):  # the machine is gone, and its processes with it
+        with contextlib.suppress(FabricError):  # the machine is gone, and so are its processes
             self.machine.call("end", pid=self.pid)
 
 
 class Launchers:
-    """The launchers of all machines as one; without a fabric, that of this machine."""
+    """The launchers of all machines, combined into one; without a fabric, only this machine's launcher."""
 
     def __init__(self, fabric: Fabric | None, spec: RankSpec, environment: Mapping[str, str]) -> None:
         self._parts: list[LauncherProcess | RemoteLauncher] = []
@@ -131,7 +131,7 @@ class Launchers:
             last.dump(name)
 
     def ended(self, timeout_s: float) -> str | None:
-        """Wait for all launchers to end, and describe the first failure; None if all ended well."""
+        """Wait for all launchers to end, and return a description of the first failure, or None if all succeeded."""
         return next((failure for part in self._parts if (failure := part.ended(timeout_s))), None)
 
     def stop(self) -> None:
@@ -153,7 +153,7 @@ def monitor_remote_hosts(fabric: Fabric) -> Iterator[None]:
         file = f"{machine.folder}/{monitor_file(machine.name)}"
         started.append((machine, machine.start(WATCHER, [file], {})))
     yield
-    for machine, pid in started:  # after a failure, they end with their agents
+    for machine, pid in started:  # after a failure, the monitors end with their agents
         machine.call("end", pid=pid)
 
 
@@ -163,13 +163,13 @@ def monitor_file(machine: str) -> str:
 
 
 def monitor_files(folder: Path, tunnels: Sequence[Tunnel]) -> dict[str, Path]:
-    """Return the host monitor's file of each machine, by name; "" is this machine if it is the only one."""
+    """Return the host monitor's file of each machine, by machine name; "" is this machine if it is the only one."""
     others = {tunnel.machine: folder / monitor_file(tunnel.machine) for tunnel in tunnels}
     return {THIS_MACHINE if others else "": folder / MONITOR_FILE, **others}
 
 
 def measured_tunnels(fabric: Fabric, before: Mapping[str, tuple[int, int]]) -> list[Tunnel]:
-    """Return every tunnel as measured before the run, with the frames since `before` and the current clock offsets."""
+    """Return every tunnel as measured before the run, with its frames since `before` and the current clock offsets."""
     clocks = {}
     for machine in fabric.other_machines:
         offset_s, error_s = machine.clock_offset()
@@ -204,7 +204,7 @@ def measured_tunnels(fabric: Fabric, before: Mapping[str, tuple[int, int]]) -> l
 
 
 def fetch_remote_files(fabric: Fabric, folder: Path) -> None:
-    """Copy the files that ranks and monitors wrote on other machines; RunError if two machines wrote the same file."""
+    """Copy files of ranks and monitors from other machines; raise RunError if two machines wrote the same file."""
     for machine in fabric.other_machines:
         for name, text in machine.call("files").items():
             if (folder / name).exists():
@@ -252,7 +252,7 @@ class LauncherProcess:
         self.stop()
 
     def fileno(self) -> int:
-        """Return a file descriptor that is readable when there are events."""
+        """Return a file descriptor that becomes readable when there are events."""
         assert self._process.stdout is not None
         return self._process.stdout.fileno()
 
@@ -269,7 +269,7 @@ class LauncherProcess:
         return [json.loads(line) for line in lines]
 
     def return_ranks(self, ranks: Sequence[int]) -> None:
-        """Restart these ranks; does nothing if the launcher has ended."""
+        """Restart these ranks; do nothing if the launcher has ended."""
         self._request({"return": list(ranks)})
 
     def tell_of_death(self, rank: int) -> None:
@@ -297,7 +297,7 @@ class LauncherProcess:
         return f"the launcher of the ranks {how}" + (f": {lines[-1]}" if lines else "")
 
     def stop(self) -> None:
-        """Stop the launcher, by killing it if it does not end in time."""
+        """Stop the launcher; kill it if it does not end in time."""
         close_pipes(self._process)
         wait_or_kill(self._process, STOP_TIMEOUT_S)
         self._stderr.close()

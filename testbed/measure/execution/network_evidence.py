@@ -48,7 +48,7 @@ Record = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class HostEvidence(RankEvidence):
-    """What hosts and switches counted in a run, and what is known about its ranks; in emulated figures."""
+    """The counters of hosts and switches in a run, and the facts known about its ranks, in emulated figures."""
 
     @cached_property
     def topology(self) -> Topology:
@@ -62,11 +62,11 @@ class HostEvidence(RankEvidence):
 
     @cached_property
     def background(self) -> frozenset[str]:
-        """The hosts with background traffic of the scenario."""
+        """The hosts that have background traffic in the scenario."""
         return frozenset(name for other in self.job.scenario.background_traffic for name in other.hosts)
 
     def result_elements(self, steps: Sequence[StepResult]) -> int | None:
-        """Return how many result elements ranks get in these steps; None if that is not known in advance."""
+        """Return the number of result elements that ranks get in these steps; None if it is not known in advance."""
         if self.job.workload.dispatching is not None or self.job.replication is not None or self.events:
             return None
         each = result_elements(self.job.workload.plan)
@@ -107,7 +107,7 @@ class HostEvidence(RankEvidence):
         return conservation_in_buildings(balances, timed, without, corrupting)
 
     def _timed(self, left_out: Sequence[str], cards: Collection[str]) -> list[Conservation]:
-        """Return counts of cables that the link engine emulates, without those of some buildings and hosts."""
+        """Return counts of the cables that the link engine emulates, except those of the given buildings and hosts."""
         first, last = self.links[0].account, self.links[-1].account
         found = []
         for cable in timed_cables(self.topology):
@@ -137,11 +137,11 @@ class HostEvidence(RankEvidence):
 
 
 def count_nodes(job: JobRun, sockets: Sequence[Record], hosts: Sequence[str]) -> dict[str, NodeCounts]:
-    """Return what hosts and switches counted in a run, read while no frame was in flight.
+    """Return the counters of hosts and switches in a run, read while no frame was in flight.
 
     Args:
         job: The run.
-        sockets: Final state of the ranks' connections, for packets that the kernel segmented below IP.
+        sockets: Final state of the ranks' connections, to account for packets that the kernel segmented below IP.
         hosts: Host of each rank.
     """
     found = subtract_counts(job.before, job.after)
@@ -155,7 +155,7 @@ def count_nodes(job: JobRun, sockets: Sequence[Record], hosts: Sequence[str]) ->
 def conservation_between(
     key: tuple[str, str], early: DirectionStats, late: DirectionStats, entered: int, arrived: int
 ) -> Conservation:
-    """Return a link direction's frame counts between two readings; `entered` and `arrived` are those of its ends."""
+    """Return a direction's frame counts between two readings; `entered` and `arrived` are from its two ends."""
     counters = {
         name: getattr(late, name) - getattr(early, name)
         for name in ("lost", "duplicated", "dropped", "overrun", "held")
@@ -172,7 +172,7 @@ def conservation_between(
 
 
 def reason_not_repeated(events: Sized, background: Sized, topology: Topology) -> str:
-    """Say why the isolated collective is not repeated after the steps; empty if it is."""
+    """Return the reason why the isolated collective is not repeated after the steps; empty if it is repeated."""
     if events:
         return "The scenario's events may change the network."
     if background:
@@ -203,7 +203,7 @@ Span = tuple[float, float]
 
 @dataclass(frozen=True)
 class PortCounts:
-    """The counters of all ports at one time: those of the kernel's shapers, and those of a link engine."""
+    """The counters of all ports at one point in time, from the kernel's shapers and from a link engine."""
 
     nodes: Mapping[str, NodeCounts]
     account: EngineStats
@@ -219,10 +219,10 @@ class PortCounts:
 def port_drops(
     spec: TopologySpec, topology: Topology, job: JobRun, steps: Sequence[Span], scale: Scale
 ) -> list[DroppingPort]:
-    """Return every port inside buildings that dropped packets in these steps, the worst first.
+    """Return every port inside buildings that dropped packets in these steps, with the worst first.
 
-    Hosts' NICs are counted over the whole run, as their queues are in host memory and never fill up. So is every port
-    if there are no readings at the edges of the steps.
+    Hosts' NICs are counted over the whole run, since their queues are in host memory and never fill up. Without
+    readings at the edges of the steps, every port is counted over the whole run.
     """
     whole = PortCounts(job.before, job.samples[0].account), PortCounts(job.after, job.samples[-1].account)
     windows = list(_windows(job.samples, steps))

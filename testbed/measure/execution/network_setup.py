@@ -1,4 +1,4 @@
-"""Choice of what a run is built on: link engine, datapath, policy, scale, guests, network."""
+"""The choice of a run's basis: link engine, datapath, policy, scale, guests, network."""
 
 from __future__ import annotations
 
@@ -65,18 +65,18 @@ def check_transport(kind: str, protocol: str) -> None:
 
 
 def rank_count(asked: int | None, topology: Path | None) -> int:
-    """Return the requested number of ranks, else one for each host, or LOOPBACK_RANKS without a topology file."""
+    """Return the requested number of ranks; by default one per host, or LOOPBACK_RANKS without a topology file."""
     if asked is not None:
         return asked
     return len(load_topology(topology).resolve().hosts) if topology else LOOPBACK_RANKS
 
 
 def choose_network_backend(link_engine: str | None, datapath: str | None) -> NetworkBackend:
-    """Return the requested link engine and datapath, or the best that this host has.
+    """Return the requested link engine and datapath, or the best ones that this host supports.
 
     Raises:
         ConfigError: For an unknown name.
-        FabricError: If this host does not have what was requested.
+        FabricError: If this host does not support the requested ones.
     """
     for option, value, known in (
         ("--link-engine", link_engine, LINK_ENGINES),
@@ -122,7 +122,7 @@ def choose_network(
     ranks: int | None,
     least: int = 2,
 ) -> tuple[Network | None, int]:
-    """Return the network for a benchmark or program (None: loopback) and the number of ranks.
+    """Return the network for a benchmark or program (None for loopback) and the number of ranks.
 
     Raises:
         ConfigError: If an option is wrong, or the host cannot carry the rates.
@@ -147,16 +147,16 @@ def choose_network_without_ranks(
     policy_field: str = "--policy",
     ranks: int = 0,
 ) -> Network:
-    """Return a network to bring up, by default without ranks, for any program.
+    """Return a network to bring up for any program, by default without ranks.
 
     Args:
         topology: File or data of the topology.
         policy: Name of the transport policy.
-        link_engine: The link engine; None: the best one.
-        datapath: The datapath; None: the best one.
-        size_scale: Divides all rates; "auto": the smallest that this host can carry.
+        link_engine: The link engine; None for the best one.
+        datapath: The datapath; None for the best one.
+        size_scale: Factor that divides all rates; "auto" is the smallest factor that this host can carry.
         policy_field: Name of the policy's field in errors.
-        ranks: Number of ranks, for the host's memory.
+        ranks: Number of ranks, to check the host's memory.
 
     Raises:
         ConfigError: If an option is wrong, or the host cannot carry the rates.
@@ -168,14 +168,14 @@ def choose_network_without_ranks(
 
 
 def require_command(arguments: Sequence[str]) -> list[str]:
-    """Return the program and its arguments from a command line; ConfigError if there is none."""
+    """Return the program and its arguments from a command line; raise ConfigError if there is none."""
     if not arguments:
         raise option_error("COMMAND", "nothing", "a program and its arguments")
     return list(arguments)
 
 
 def choose_policy(text: str, where: str = "--policy") -> PolicyChoice:
-    """Return a policy by its name on a command line, without options; ConfigError if there is none."""
+    """Return a policy by its name on a command line, without options; raise ConfigError if there is none."""
     try:
         return PolicyChoice(**parse_policy(text).to_choice())
     except ValueError as error:
@@ -183,9 +183,10 @@ def choose_policy(text: str, where: str = "--policy") -> PolicyChoice:
 
 
 def choose_virtual_scale(scenario: Scenario, rank_bytes: float) -> Scale:
-    """Return the scale under the virtual clock, which can carry any rate: the requested one, or one for a short wait.
+    """Return the scale under the virtual clock: the requested one, or one that keeps the run short.
 
-    `rank_bytes` are the real bytes that the busiest rank of any variant reduces or sends in a step.
+    The virtual clock can carry any rate. `rank_bytes` is the number of real bytes that the busiest rank of any variant
+    reduces or sends in a step.
     """
     size, dilation = scenario.scale.size_scale, scenario.scale.time_dilation
     steps = scenario.trials + scenario.warmup
@@ -203,16 +204,16 @@ def choose_guests(
 ) -> Forecast:
     """Choose the number of parallel guests and their memory limit, and return the forecast.
 
-    Without `jobs`, it is the smallest of the numbers of shards, of cores, and of guests that fit into memory by their
-    expected use (not their limit).
+    Without `jobs`, the number is the smallest of three: the shards, the cores, and the guests that fit into memory by
+    their expected use (not their limit).
 
     Args:
         scenario: The scenario.
         scale: The scale in force.
         rank_bytes: Real bytes that the busiest rank reduces or sends in a step.
         loads: Load of a guest for one step, by variant.
-        jobs: Requested number of parallel guests; None: choose.
-        asked_bytes: Requested memory limit of each guest; None: choose.
+        jobs: Requested number of parallel guests; None to choose.
+        asked_bytes: Requested memory limit of each guest; None to choose.
 
     Raises:
         ConfigError: If the guests do not fit into memory.
@@ -248,7 +249,7 @@ def guest_settings(
     open_vswitch: bool = True,
     default_memory_bytes: int = DEFAULT_MEMORY_BYTES,
 ) -> GuestSettings:
-    """Return a guest's settings from command-line options; ConfigError if one is wrong."""
+    """Return a guest's settings from command-line options; raise ConfigError if one is wrong."""
     modes: dict[str, CpuTime] = {"free": "free", "counted": "counted"}
     if cpu_time not in modes:
         raise option_error("--cpu-time", cpu_time, "free or counted")
@@ -274,7 +275,7 @@ def choose_scale(
     ranks: int,
     file: str = "command line",
 ) -> Scale:
-    """Return the requested scale, or for "auto" the smallest one that this host can carry.
+    """Return the requested scale; for "auto", the smallest scale that this host can carry.
 
     Args:
         resolve: Returns the topology at a scale.
@@ -285,13 +286,14 @@ def choose_scale(
         file: The file named in errors.
 
     Raises:
-        ConfigError: If the host cannot carry it; the message says what is too much and which scale would fit.
+        ConfigError: If the host cannot carry the scale; the message says what exceeds the host and which scale would
+            fit.
     """
     facts = doctor.host_facts()
     cores = facts.cores if facts.cpu_quota is None else min(facts.cores, facts.cpu_quota)
     in_guest = clock_here() is not None
     if clock_here() == "free":
-        cores = math.inf  # computing takes no virtual time
+        cores = math.inf  # computation takes no virtual time
     host = HostCapacity(cores, facts.memory_available_bytes)
     if shortage := memory_shortage(resolve(Scale()), ranks, host, in_guest):
         raise ConfigError(
@@ -313,7 +315,7 @@ def choose_scale(
 
 
 def _factor(wanted: float | str, name: str, file: str) -> float | None:
-    """Return a factor of at least 1; None for auto."""
+    """Return a factor of at least 1, or None for "auto"."""
     if wanted == "auto":
         return None
     try:
@@ -326,7 +328,7 @@ def _factor(wanted: float | str, name: str, file: str) -> float | None:
 
 
 def parse_size_option(option: str, text: str) -> int:
-    """Parse a size in bytes, with a unit or in the notation of nccl-tests (64M is 64 MiB); ConfigError if wrong."""
+    """Parse a size in bytes, with a unit or as in nccl-tests (64M is 64 MiB); raise ConfigError if it is wrong."""
     try:
         if text[-1:] in "KMG" and text[:-1].isdigit():
             size = int(text[:-1]) << {"K": 10, "M": 20, "G": 30}[text[-1]]
@@ -348,7 +350,7 @@ def _duration(option: str, value: str) -> float:
 
 @dataclass(frozen=True)
 class Network:
-    """An emulated network for ranks or programs, not yet built."""
+    """An emulated network for ranks or programs that is not yet built."""
 
     topology: TopologySpec
     backend: NetworkBackend
@@ -364,13 +366,13 @@ class Network:
         hosts: Sequence[Host] = (),
         **options: Any,
     ) -> Fabric:
-        """Return the fabric to build.
+        """Return the fabric to be built.
 
         Args:
             seed: Seed of random choices.
             progress: Called with a line for each phase.
-            topology: The topology, emulated; None: resolve it.
-            transport: The transport of ranks on `hosts`, which may need MPTCP ports or RDMA NICs.
+            topology: The emulated topology; None to resolve it.
+            transport: The transport of the ranks on `hosts`; it may need MPTCP ports or RDMA NICs.
             hosts: Hosts of the ranks.
             options: Further arguments of `Fabric`.
         """

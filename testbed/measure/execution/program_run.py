@@ -1,4 +1,4 @@
-"""Run of any program as the ranks of a job, on an emulated network or over loopback."""
+"""The run of any program as the ranks of a job, on an emulated network or over loopback."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def guest_bytes(ranks: int | None, topology: Path | None) -> int:
 
 
 def require_program(arguments: Sequence[str]) -> list[str]:
-    """Return a program and its arguments; ConfigError if there is no such program."""
+    """Return a program and its arguments; raise ConfigError if there is no such program."""
     command = require_command(arguments)
     if shutil.which(command[0]) is None:
         raise option_error("COMMAND", command[0], "an executable program")
@@ -60,17 +60,17 @@ def run_programs(
     strict: bool = False,
     output: Path | None = None,
 ) -> int:
-    """Run a program once per rank, each on its host, until all have ended; all processes and the network are removed.
+    """Run a program once per rank, each on its host, until all have ended; then remove all processes and the network.
 
     Args:
         command: The program and its arguments.
-        network: The network to build; None: this machine's loopback.
+        network: The network to build; None for this machine's loopback.
         ranks: Number of ranks. On a network they use its first hosts, one each.
-        show: Called with every line that a rank prints: rank, whether it is standard error, line.
+        show: Called with every line that a rank prints: the rank, whether the line is standard error, and the line.
         progress: Called with a line for each phase.
         options: Options of the PyTorch backend `testbed`.
-        strict: Whether to measure the network before and check it after.
-        output: Directory for flight recorder dumps if a rank fails; None: no flight recorders.
+        strict: Whether to measure the network before the programs and check it after them.
+        output: Directory for flight recorder dumps if a rank fails; None for no flight recorders.
 
     Returns:
         The worst exit status; UNTRUSTED if that is 0 but the network did not behave as configured.
@@ -80,7 +80,7 @@ def run_programs(
         OSError: If the program cannot be started.
     """
     options = options or TorchOptions()
-    # on loopback, the backend's ports are not those of the programs
+    # on loopback, the backend and the programs use different ports
     count = 2 * ranks if network is None else ranks
     scale = Scale() if network is None else network.scale
     with bring_up(network, count, SEED, progress, options.transport) as running:
@@ -146,9 +146,9 @@ def verdict_lines(verdict: Verdict) -> list[str]:
 
 
 class ProgramFlight:
-    """The flight recorders of programs' ranks.
+    """The flight recorders of the ranks of programs.
 
-    `output` is the directory for dumps, made when there are any. `kept` says whether dumps were written.
+    `output` is the directory for dumps, which is created with the first dump. `kept` is true if dumps were written.
     """
 
     def __init__(self, endpoints: Sequence[RankEndpoint], output: Path) -> None:
@@ -158,7 +158,7 @@ class ProgramFlight:
         self.kept = False
 
     def make(self, folder: Path) -> None:
-        """Create every rank's ring buffer as a file in a directory; it stays mapped after the file is deleted."""
+        """Create every rank's ring buffer as a file in a directory; it remains mapped after the file is deleted."""
         for endpoint in self._endpoints:
             path = folder / ring_name(endpoint.rank)
             with path.open("x+b") as file:
@@ -166,7 +166,7 @@ class ProgramFlight:
                 self._rings[endpoint.rank] = mmap.mmap(file.fileno(), 0)
 
     def keep(self, ended: Mapping[int, str]) -> None:
-        """Dump all flight recorders, unless no rank has started an operation; `ended` says how ranks ended, by rank."""
+        """Dump all flight recorders, unless no rank has started an operation; `ended` describes how each rank ended."""
         now_s = time.monotonic()
         dumps = [
             read_ring(self._rings[one.rank], one.host, now_s, ended.get(one.rank, ""))
@@ -178,7 +178,7 @@ class ProgramFlight:
         folder = self._output / FLIGHT
         folder.mkdir(parents=True, exist_ok=True)
         for old in folder.glob(DUMPS):
-            old.unlink()  # there may be dumps of more ranks
+            old.unlink()  # there may be old dumps of more ranks
         for dump in dumps:
             dump.write(folder / dump_name(dump.rank))
         # the paths of pairs through the network are not known
@@ -197,7 +197,8 @@ ENTRY_POINTS = "[torch.backends]\ntestbed = testbed.contrib.torch:autoload\n"
 class TorchOptions:
     """Options of the PyTorch backend `testbed` for programs' process groups.
 
-    `algorithms` is by collective. `default` makes it the backend of programs that name none.
+    `algorithms` has an algorithm per collective. With `default`, the backend `testbed` is used by programs that do not
+    name a backend.
     """
 
     transport: TransportSpec = field(default_factory=TransportSpec)
@@ -208,7 +209,7 @@ class TorchOptions:
 
 
 def parse_algorithm_options(asked: Sequence[str]) -> dict[str, str]:
-    """Parse `COLLECTIVE=ALGORITHM` options; ConfigError if one is wrong."""
+    """Parse `COLLECTIVE=ALGORITHM` options; raise ConfigError if one is wrong."""
     found = {}
     for word in asked:
         collective, equals, algorithm = word.partition("=")
@@ -231,15 +232,15 @@ def torch_environment(
     seed: int,
     flight: ProgramFlight | None = None,
 ) -> Iterator[dict[str, str]]:
-    """Yield the environment variables of programs with PyTorch; the directory they refer to exists within the block.
+    """Yield the environment variables of PyTorch programs; the directory that they refer to exists within the block.
 
     Args:
         options: Options of the backend.
-        endpoints: Endpoints of the ranks, with their own ports.
+        endpoints: Endpoints of the ranks, with ports that the programs do not use.
         topology: The emulated topology; None on loopback.
         scale: The scale in force.
         seed: Seed of the run.
-        flight: The flight recorders; None: no recording.
+        flight: The flight recorders; None for no recording.
     """
     wiring = resolve_endpoints(
         options.transport,

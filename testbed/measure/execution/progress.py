@@ -1,4 +1,4 @@
-"""Progress of a run: reports to people, and the live logs that a page follows."""
+"""Progress of a run: messages for users, and the live logs that the live page reads."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from testbed.spec.scenario import Scenario
 
 @dataclass
 class PartProgress:
-    """Progress of a part: steps done of `total` (0 of 0 before the first one), and its guest's virtual seconds."""
+    """Progress of a part: steps done out of `total` (0 of 0 before the first step), and its guest's virtual seconds."""
 
     name: str
     done: int = 0
@@ -35,7 +35,7 @@ class Progress:
 
     Attributes:
         phase: Called once per phase, with a line of text.
-        step: Called before each step, with the numbers of steps done and of all.
+        step: Called before each step, with the number of finished steps and the total.
         parts: Called from time to time.
         begins: Called before each attempt, with the `PreparedRun` and the failed invariants of the previous attempt.
     """
@@ -58,7 +58,7 @@ def progress_text(parts: Sequence[PartProgress]) -> str:
 
 def time_left_text(elapsed_s: float, parts: Sequence[PartProgress]) -> str:
     """Return a text such as "about 40 s left", extrapolated from the steps so far; empty while nothing is known."""
-    current = [part for part in parts if part.clock_s > 0 or not part.finished]  # the others were done before
+    current = [part for part in parts if part.clock_s > 0 or not part.finished]  # the others ended earlier
     done = sum(part.total if part.finished else part.done for part in current)
     total = max((part.total for part in current), default=0) * len(current)
     if not done or done >= total:
@@ -71,7 +71,7 @@ PARTS_EVERY_S = 0.5
 
 
 class RunLive:
-    """The live log of a whole run, in its partial directory; `parts` is the directory of all shards."""
+    """The live log of a whole run, in the run's partial directory; `parts` is the directory of all shards."""
 
     def __init__(
         self, folder: Path, parts: Path, scenario: Scenario, shards: Sequence[Shard], scale: Scale
@@ -119,7 +119,7 @@ class RunLive:
             self._log.add(PARTS, {"parts": entries})
 
     def end(self) -> None:
-        """Close and remove the log: the finished run replaces it."""
+        """Close and remove the log, since the finished run replaces it."""
         self._log.close(remove=True)
 
 
@@ -152,11 +152,11 @@ class ShardLive:
             self._events = len(self.player.log)
 
     def end(self) -> None:
-        """Close and remove the log: the shard's record replaces it."""
+        """Close and remove the log, since the shard's record replaces it."""
         self._log.close(remove=True)
 
 
 def _work(variant: Scenario) -> dict[str, Any] | None:
-    """Return a step's work, for live rates; None with elastic replicas, or if no model is trained."""
+    """Return the work of a step, for live rates; None with elastic replicas, or if no model is trained."""
     work = None if variant.has_faults else step_work(variant)
     return None if work is None else asdict(work)

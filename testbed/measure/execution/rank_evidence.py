@@ -1,4 +1,4 @@
-"""Independent observations of what ranks reported, as evidence for the verdict."""
+"""Independent observations that confirm the ranks' own reports, as evidence for the verdict."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from testbed.workload.job.launch_spec import SLOW
 from testbed.workload.plan import Computing, Pause, jittered_s
 
 Record = Mapping[str, Any]
-SALT = 1000  # per step, in the seed of compute jitter: see Rank
+SALT = 1000  # factor of the step number in the seed of compute jitter, see Rank
 START, END, EDGE_S = "start", "end", 1e-3  # link readings at the edges of steps
 
 
@@ -58,8 +58,8 @@ class RankEvidence:
         job: The job.
         samples: The ranks' own records.
         step_clock: When launchers were notified of the starts and ends of steps.
-        counted: Counters of hosts and switches over the whole run, read by another process than the ranks.
-        links: Readings of the WAN links, likewise.
+        counted: Counters of hosts and switches over the whole run, which a process other than the ranks has read.
+        links: Readings of the WAN links by the same process.
         exact: Whether the virtual clock is in use.
         event_log: The log of the scenario's events.
         again: Times of the isolated collective before and after the steps.
@@ -93,7 +93,7 @@ class RankEvidence:
         late = self._late_steps(own)
         prompt = [sample for sample in own if sample["step"] not in late]
         whole = [sample for sample in own if sample["operation"] == "step"]
-        # a replica's rank may have repeated a step that its peer has not
+        # a replica's rank may have repeated a step that its peer has not repeated
         comparable = self.job.replication is None
         return [
             bytes_witnessed(
@@ -110,7 +110,7 @@ class RankEvidence:
         ]
 
     def _late_steps(self, own: Sequence[Record]) -> set[int]:
-        """Return the steps that some rank started late because a packet of the agreement on the start was lost.
+        """Return the steps that some rank started late because a packet of the start agreement was lost.
 
         The rank learnt of the start only after the retransmission, and read its connections' counters then. If nothing
         can have been lost, no step is excused.
@@ -123,11 +123,11 @@ class RankEvidence:
 
     @property
     def _is_random(self) -> bool:
-        """Whether links treat packets randomly, other than by losing them."""
+        """Whether links treat packets randomly in any way other than loss."""
         return any(direction.is_random for direction in self.job.topology.wan_directions)
 
     def _cards(self) -> Iterator[Claim]:
-        """Compare only totals, as NICs are read before the first step and after the last one."""
+        """Compare totals only, since NICs are read before the first step and after the last one."""
         sent: dict[int, int] = dict.fromkeys(range(len(self.hosts)), 0)
         received = dict(sent)
         for sample in self.samples:
@@ -145,7 +145,7 @@ class RankEvidence:
                 yield Claim(f"{text}its host's NIC {direction} {{}}.", claimed, carried)
 
     def _links(self, steps: Sequence[StepResult]) -> Iterator[Claim]:
-        """Compare the traffic that left each building in each step, between the readings before and after it.
+        """Compare the traffic that left each building in each step, using the readings before and after the step.
 
         Steps in which a replica sent its state are left out, as that transfer outlasts the step.
         """
@@ -257,7 +257,7 @@ class RankEvidence:
         return steps_alike(times, self._reason_for_difference(), self.dropped)
 
     def _reason_for_difference(self) -> str:
-        """Say why the steps of a variant may take different times; empty if they may not."""
+        """Return the reason why the steps of a variant may take different times; empty if they may not."""
         job, plan = self.job, self.job.workload.plan
         differ = plan.jitter or job.workload.dispatching is not None or job.replication is not None
         reasons = {

@@ -1,4 +1,4 @@
-"""Ranks on a running network: how every run, benchmark and program brings it up, checks it, and follows its ranks."""
+"""Ranks on a running network: every run, benchmark and program uses this to bring it up, check it and monitor ranks."""
 
 from __future__ import annotations
 
@@ -51,14 +51,15 @@ def bring_up(
     transport: TransportSpec | None = None,
     **options: Any,
 ) -> Iterator[RankNetwork]:
-    """Bring a network up for ranks, and remove it when the block ends.
+    """Bring up a network for ranks, and remove it when the block ends.
 
     Args:
-        network: The network to build; None: this machine's loopback.
-        ranks: The host of each rank, or the number of ranks, on the first hosts; None: one on each host.
+        network: The network to build; None for this machine's loopback.
+        ranks: The host of each rank, or the number of ranks, which then use the first hosts; None means one rank on
+            each host.
         seed: Seed of the network's random choices.
         progress: Called with a line for each phase.
-        transport: The ranks' transport, which may need MPTCP ports or RDMA NICs.
+        transport: The ranks' transport; it may need MPTCP ports or RDMA NICs.
         options: Further arguments of `Fabric`.
 
     Raises:
@@ -79,7 +80,7 @@ def bring_up(
 class NetworkCheck:
     """A check of a running network: its links, measured before the ranks start, and its settings after they end.
 
-    `links`, `switches` and `cards` may change meanwhile.
+    `links`, `switches` and `cards` name what may change in the meantime.
 
     Raises:
         FabricError, LinkError: If the network cannot be measured or read back.
@@ -114,7 +115,7 @@ class NetworkCheck:
         ]
 
     def after(self, changes: Sequence[tuple[float, str]], expected: Sequence[str] = ()) -> list[Invariant]:
-        """Return the invariants of the settings; `changes` are those seen meanwhile, with their time in seconds."""
+        """Return the invariants of the settings; `changes` are those seen during the run, with times in seconds."""
         return [
             link_invariants.settings_in_force(self._settings),
             link_invariants.offload_state(self._offloads),
@@ -125,12 +126,12 @@ class NetworkCheck:
 class RankRun:
     """The ranks of one specification on a running network, from their start until the last one has ended.
 
-    A context manager that stops them, and an iterable of their launchers' events. Iterating raises RunError at the end
-    if a rank or a launcher has failed, and at once if the network has.
+    This is a context manager that stops the ranks, and an iterable of their launchers' events. Iteration raises
+    RunError at the end if a rank or a launcher has failed, and at once if the network has failed.
 
     Attributes:
         end_timeout_s: Time for the launchers to end after their ranks.
-        most_failures: Limit on the failed ranks that an error names; None: all.
+        most_failures: Limit on the number of failed ranks that an error names; None for all.
         failures: A sentence for each failed rank so far.
     """
 
@@ -167,7 +168,7 @@ class RankRun:
             raise RunError(ended)
 
     def wait_s(self) -> float:
-        """Return how long to wait for events before the next look."""
+        """Return how long to wait for events before the next check."""
         return QUIET_S
 
     def failure_in(self, event: Event) -> str | None:
@@ -177,12 +178,12 @@ class RankRun:
         return f"{event['who']} on {event['host']}: {event['message']}"
 
     def look(self) -> None:
-        """Check the network, after each batch of events; RunError if it has failed."""
+        """Check the network after each batch of events; raise RunError if it has failed."""
         if failure := self.network.failure():
             raise RunError(failure)
 
     def finish(self) -> None:
-        """Do what is left once all ranks have ended, well or not."""
+        """Do the remaining work after all ranks have ended, with or without success."""
 
     def headline(self) -> list[str]:
         """Return lines that explain the failures."""

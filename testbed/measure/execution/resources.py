@@ -1,7 +1,7 @@
 """Forecast of wall time and guest memory under the virtual clock, and the number of ranks per process.
 
-The constants were fitted to guests of 8 to 128 ranks on a host with two cores. The forecast is within a tenth for
-memory and within a third for time; `benchmarks/virtual_forecast.py` repeats the comparison.
+The constants were fitted to guests of 8 to 128 ranks on a host with two cores. The forecast is accurate to within 10 %
+for memory and within a third for time; `benchmarks/virtual_forecast.py` repeats the comparison.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ MIB, GIB = 1 << 20, 1 << 30
 BOOT_S, RANK_S = 3.8, 0.04
 MESSAGE_S, BYTE_S = 0.22e-3, 3.0e-9
 PACKET_S = 0.65e-3  # per packet that ranks send and acknowledge themselves, in addition to its bytes
-TWICE_AS_DEAR_RANKS = 256  # number of ranks at which a message or a byte costs twice as much as among few
+TWICE_AS_DEAR_RANKS = 256  # number of ranks at which a message or byte costs twice as much as with few
 # memory
 SYSTEM_BYTES, PROCESS_BYTES = 295 << 20, 6 << 20
-PAGE_TABLE_SHARE = 1 / 64  # of the guest's memory limit, for its kernel's page structures
+PAGE_TABLE_SHARE = 1 / 64  # share of the guest's memory limit that its kernel's page structures take
 ARRAY_SHARE, ALONE_SHARE = 1.2, 1.4
 SPARE = 1.25
 
 
 @dataclass(frozen=True)
 class GuestLoad:
-    """The load of one guest, in emulated figures: of a step, and of the isolated ring all-reduce before and after.
+    """The load of one guest, in emulated figures: a step, and the isolated ring all-reduce before and after the steps.
 
-    `array_bytes` are those of all ranks. `alone_bytes` is a message of the isolated ring, which runs `alone_times`.
-    `packets_per_byte` is set if ranks, not the kernel, handle packets.
+    `array_bytes` is the size of all ranks' arrays. `alone_bytes` is the size of a message of the isolated ring, which
+    runs `alone_times` times. `packets_per_byte` is set if ranks, not the kernel, handle packets.
     """
 
     ranks: int
@@ -69,7 +69,7 @@ class GuestLoad:
         return round(min(self._needed_bytes(ceiling_bytes), ceiling_bytes))
 
     def roomy_bytes(self, least_bytes: int) -> int:
-        """Return a memory limit that leaves room beyond the expected use: at least `least_bytes`."""
+        """Return a memory limit of at least `least_bytes` that leaves room beyond the expected use."""
         return max(least_bytes, -(-round(SPARE * self._needed_bytes(least_bytes)) // MIB) * MIB)
 
     def _needed_bytes(self, ceiling_bytes: float) -> float:
@@ -91,7 +91,7 @@ def guest_loads(
         scenario: The scenario.
         workloads: Workload of each variant, or one for all, in real figures.
         scale: The scale in force.
-        together: Requested ranks per process; None: the default.
+        together: Requested ranks per process; None for the default.
     """
     found = {}
     for name in scenario.variant_names:
@@ -160,7 +160,7 @@ def forecast(scenario: Scenario, loads: Mapping[str, GuestLoad], jobs: int, ceil
 def halving_option(scenario: Scenario, scale: Scale, loads: Mapping[str, GuestLoad], whole: Forecast) -> str:
     """Return a command-line option that halves the time; empty if there is none.
 
-    Fewer trials are preferred, as they measure the same; otherwise a larger size scale.
+    Fewer trials are preferred, since they measure the same scenario; otherwise the option is a larger size scale.
     """
     most_s = whole.wall_s / 2
     for trials in range(scenario.trials - 1, 0, -1):
@@ -175,7 +175,7 @@ def halving_option(scenario: Scenario, scale: Scale, loads: Mapping[str, GuestLo
 
 
 def required_bytes(expected: Forecast) -> int:
-    """Return the bytes that must be free for each guest: the expected use plus a quarter, or its limit if smaller."""
+    """Return the bytes that must be free per guest: the expected use plus a quarter, but at most its limit."""
     return min(expected.ceiling_bytes, round(SPARE * expected.memory_bytes))
 
 
@@ -185,7 +185,7 @@ def memory_text(size_bytes: int) -> str:
 
 
 def forecast_text(expected: Forecast, hint: str) -> str:
-    """Return a text such as "about 15 s, and 390 MiB of memory for each guest; in half the time with --trials 2"."""
+    """Return text such as "about 15 s, and 390 MiB of memory for each guest; in half the time with --trials 2"."""
     wall_s, used = expected.wall_s, expected.memory_bytes
     took = f"{wall_s:.0f} s" if wall_s < 90 else f"{wall_s / 60:.0f} min"
     if wall_s > 5400:
@@ -200,11 +200,11 @@ ALL = "all"
 # From this number of ranks on, one process is faster (benchmarks/virtual_start.py): 2 ranks took the same time, 4 took
 # 5 % less, 8 took 20 % less, 64 and 128 took half the time.
 LEAST_TOGETHER = 4
-# More ranks gain little: 64 ranks started in 10.5, 9.8 and 8.9 s with 8, 16 and 64 per process.
+# More ranks per process gain little: 64 ranks started in 10.5, 9.8 and 8.9 s with 8, 16 and 64 per process.
 MOST_TOGETHER = 64
-# Limit on what the ranks of one process reduce or send in a step: in pages, about the number of memory mappings that
-# the kernel allows a process (vm.max_map_count, 65,530). A ring of 64 ranks with 32 MB each used 18,551 mappings; two
-# levels of 64 ranks with 29 MiB each, and of 32 such ranks, used too many.
+# Limit on the bytes that the ranks of one process reduce or send in a step. In pages, it is about the number of memory
+# mappings that the kernel allows a process (vm.max_map_count, 65,530). A ring of 64 ranks with 32 MB each used 18,551
+# mappings; two levels of 64 ranks with 29 MiB each, and of 32 such ranks, used too many.
 MOST_BYTES = 256 << 20
 STOPS_A_PROCESS = ("host_pause", *KILL_EVENTS)
 
@@ -212,13 +212,13 @@ STOPS_A_PROCESS = ("host_pause", *KILL_EVENTS)
 def ranks_per_process(
     asked: int | None, ranks: int, rank_bytes: float, *, exact: bool, apart: bool = False
 ) -> int:
-    """Return the number of ranks per process: the requested one, else the fastest as measured.
+    """Return the number of ranks per process: the requested one, or else the one measured to be fastest.
 
     Args:
-        asked: The requested number; None: choose.
-        ranks: All ranks.
+        asked: The requested number, or None to choose.
+        ranks: The number of all ranks.
         rank_bytes: Emulated bytes of a rank's arrays.
-        exact: Whether the virtual clock is in use; with the real clock, ranks of one process share Python's GIL.
+        exact: Whether the virtual clock is in use; on the real clock, ranks of one process share Python's GIL.
         apart: Whether each rank needs its own process.
     """
     if asked is not None:
@@ -232,7 +232,7 @@ def parse_ranks_per_process(text: str | None, ranks: int, scenario: Scenario | N
     """Parse the option --ranks-per-process: a number, or "all"; None if it was not given.
 
     Raises:
-        ConfigError: For other texts, and for several ranks per process if an event stops the process of one rank.
+        ConfigError: For any other text, and for several ranks per process if an event stops the process of one rank.
     """
     if text is None:
         return None
@@ -246,5 +246,5 @@ def parse_ranks_per_process(text: str | None, ranks: int, scenario: Scenario | N
 
 
 def stopping_events(events: Iterable[EventSpec]) -> list[str]:
-    """Return the actions among these events that stop or kill the process of one rank."""
+    """Return the actions of these events that stop or kill the process of a rank."""
     return sorted({event.action for event in events} & set(STOPS_A_PROCESS))

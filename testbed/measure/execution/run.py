@@ -55,10 +55,10 @@ from testbed.workload.job.job import Workload
 
 @dataclass(frozen=True)
 class Request:
-    """A request to run a scenario; fields that are None are chosen automatically.
+    """A request to run a scenario; values of fields that are None are chosen automatically.
 
-    `output` is the run directory to make, `file` the scenario's file for messages. `engine` runs the guests; None, or
-    processes, means this machine. The other fields are those of the command `testbed run`.
+    `output` is the run directory to create, and `file` is the scenario's file for messages. `engine` runs the guests;
+    None, or processes, means this machine. The other fields are the options of the command `testbed run`.
     """
 
     scenario: Scenario
@@ -80,7 +80,7 @@ class Request:
 class PreparedRun:
     """A checked run that is ready to start.
 
-    `expectation` is a forecast of time and memory for people; empty with the real clock.
+    `expectation` is a forecast of time and memory as text; it is empty on the real clock.
     """
 
     request: Request
@@ -91,8 +91,9 @@ class PreparedRun:
     def execute(self, progress: Progress) -> Result:
         """Run all shards of the scenario and return the result, which is also written to the request's output.
 
-        The run directory exists only if the run succeeds. After a failure, two things are kept: finished shards under
-        the virtual clock, from which the same run resumes, and the flight recorders' dumps, in `<output>.failed`.
+        The run directory is created only if the run succeeds. After a failure, two things are kept. Under the virtual
+        clock, these are finished shards, from which the same run resumes. In all cases, `<output>.failed` has the
+        flight recorders' dumps.
 
         Raises:
             RunExists: If the output already exists.
@@ -164,7 +165,7 @@ def prepare(request: Request) -> PreparedRun:
 
 
 def check_here(scenario: Scenario, file: str, clock: str) -> None:
-    """Raise the errors early that `prepare` would raise for any scenario on this topology."""
+    """Raise early the errors that `prepare` would raise for any scenario on this topology."""
     check_clock(clock)
     if clock == "virtual":
         find_image()
@@ -221,7 +222,7 @@ def _backend_and_scale(request: Request) -> tuple[NetworkBackend, Scale]:
 
 
 def _pauses(scenario: Scenario) -> bool:
-    """Return whether any variant's network has pause frames: then all use the engine for them."""
+    """Return whether any variant's network has pause frames; if so, all variants use the engine that supports them."""
     return any(scenario.variant(name).topology.pauses for name in scenario.variant_names)
 
 
@@ -235,7 +236,7 @@ def _check_cards(scenario: Scenario, file: str) -> None:
 
 
 def parse_machines(asked: str | None, scenario: Scenario, workloads: Iterable[Workload]) -> list[str]:
-    """Return the names in `--machines`; ConfigError if the scenario cannot run on several machines."""
+    """Return the names in `--machines`; raise ConfigError if the scenario cannot run on several machines."""
     if not asked:
         return []
     refused = {
@@ -253,7 +254,7 @@ def parse_machines(asked: str | None, scenario: Scenario, workloads: Iterable[Wo
 
 
 def failure_summary(left: Path) -> list[str]:
-    """Name the cause of a failed run in a line, from its flight recorder dumps; empty if they do not show it."""
+    """Return the cause of a failed run as one line, from its flight recorder dumps; empty if they do not show it."""
     try:
         found = [diagnose(part.dumps, part.paths) for part in read_evidence(left)]
     except (TestbedError, OSError):
@@ -262,9 +263,9 @@ def failure_summary(left: Path) -> list[str]:
 
 
 class LocalBackend:
-    """A backend that runs one shard after the other in this process, as root.
+    """A backend that runs the shards one after another in this process, as root.
 
-    `machines` are those of the buildings, reached through SSH. `ranks_per_process`: None for the fastest.
+    `machines` are those of the buildings, reached through SSH. `ranks_per_process` is None for the fastest choice.
     """
 
     def __init__(
@@ -283,11 +284,11 @@ class LocalBackend:
         return f"link engine {self.network_backend.link_engine}, datapath {self.network_backend.datapath}"
 
     def shards(self, scenario: Scenario) -> list[Shard]:
-        """Split by variant, as variants have different networks; algorithms alternate on one to save building time."""
+        """Split by variant, as variants have different networks; algorithms alternate on one network to save time."""
         return whole_run_shard(scenario) if scenario.variants is None else split_into_shards(scenario)
 
     def identity(self, scenario: Scenario, scale: Scale) -> str | None:
-        """Return None: real-clock measurements are not reproducible."""
+        """Return None, since real-clock measurements are not reproducible."""
         return None
 
     def run_shards(
@@ -323,7 +324,7 @@ class LocalBackend:
 def _shard_progress(
     shards: Sequence[Shard], shard: Shard, scenario: Scenario, progress: Progress
 ) -> Progress:
-    """Return a progress that reports one shard's steps as part of all shards' steps."""
+    """Return a progress callback that reports one shard's steps as part of all shards' steps."""
     each = scenario.trials + scenario.warmup
     if len(shards) == 1:
         return progress

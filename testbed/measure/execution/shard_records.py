@@ -1,4 +1,4 @@
-"""Records that ranks and the controller made during a shard."""
+"""The records that ranks and the controller wrote during a shard."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class RankRecords:
     bootstraps: list[RankRecord] = field(default_factory=list)
 
     def bootstrap(self) -> RankRecord:
-        """Return the bootstrap's figures: the slowest rank's time, and messages and bytes of all ranks and rank 0."""
+        """Return bootstrap figures: the slowest rank's time, and messages and bytes of all ranks and of rank 0."""
         counts = ("messages_sent", "bytes_sent", "connections")
         return {
             "method": self.bootstraps[0]["method"],
@@ -74,7 +74,7 @@ def read_ranks(folder: Path, ranks: int) -> RankRecords:
     for rank in range(ranks):
         path = folder / f"rank-{rank}.jsonl"
         if not path.exists():
-            continue  # it was killed, and the other ranks continued
+            continue  # the rank was killed, and the other ranks continued
         steps: dict[int, list[RankRecord]] = {}
         finished: set[int] = set()
         for line in path.read_text().splitlines():
@@ -105,14 +105,14 @@ def read_ranks(folder: Path, ranks: int) -> RankRecords:
 
 
 def fabric_record(shown: RankRecord, hosts: Sequence[Host]) -> RankRecord:
-    """Return buildings, hosts and WAN links as read back by `inspect`, with each host's rank; `hosts` is by rank."""
+    """Return buildings, hosts and WAN links as `inspect` reads them back, with each host's rank; `hosts` is by rank."""
     ranks = {host.name: rank for rank, host in enumerate(hosts)}
     ranked = [{**host, "rank": ranks.get(host["name"])} for host in shown["hosts"]]
     return {**{key: shown[key] for key in ("buildings", "wan", "seeded")}, "hosts": ranked}
 
 
 def shift_times(records: Iterable[Mapping[str, Any]], origin_s: float) -> Iterator[RankRecord]:
-    """Yield the records with their times counted from the run's origin."""
+    """Yield the records with their times relative to the run's origin."""
     for record in records:
         times = {name: record[name] - origin_s for name in _TIMES if record.get(name) is not None}
         yield {**record, **times}
@@ -149,7 +149,7 @@ _LogRecord = Mapping[str, Any]
 
 
 def resolve_served_job(job: Job, folder: Path, records: RankRecords) -> Job:
-    """Return a serving job with the plan that its measured step executed, and remove the ranks' files of it.
+    """Return a serving job with the plan that its measured step executed, and remove the ranks' files of that plan.
 
     Samples of killed ranks are added to `records`, up to their last operation.
 
@@ -196,7 +196,7 @@ def _last(path: Path, step: int) -> dict[str, Any]:
 
 
 def _placed(line: _LogRecord, places: Mapping[int, int]) -> Operation:
-    """Return an operation with its dependencies renumbered for a plan of executed operations only."""
+    """Return an operation with its dependencies renumbered for a plan that has only executed operations."""
     operation = Operation.from_document(line["operation"])
     return replace(operation, after=tuple(places[index] for index in operation.after))
 

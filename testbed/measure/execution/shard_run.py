@@ -79,8 +79,8 @@ LOOK_INTERVAL_S = 1.0
 class ShardRun:
     """The measurement of one shard on its own network.
 
-    `scenario` is the shard's own, `folder` an existing directory for all files. `ranks_per_process`: None for the
-    fastest.
+    `scenario` is the shard's own scenario, and `folder` is an existing directory for all files. `ranks_per_process` is
+    None for the fastest choice.
     """
 
     def __init__(
@@ -182,7 +182,7 @@ class ShardRun:
                 try:
                     job.run()
                 except RunError:
-                    # next to the flight recorders' dumps, for the diagnosis of the failure
+                    # written next to the flight recorders' dumps, for the diagnosis of the failure
                     if job.player and (dumps := self.folder / FLIGHT).exists():
                         write_lines(dumps / EVENTS, job.player.log)
                     raise

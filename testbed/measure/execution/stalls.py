@@ -15,13 +15,13 @@ from testbed.measure.diagnosis.verdicts import verdict_line
 from testbed.measure.results.shards import Shard
 
 LEAST_TIMES = 5.0  # times the usual duration: steps of a healthy run differ by less
-SURE = 0.8  # certainty of a verdict that needs no further look
+SURE = 0.8  # certainty of a verdict that needs no further check
 MOST_LOOKS = 3
 
 
 @dataclass(frozen=True)
 class Stall:
-    """A step that takes far longer than the earlier steps of its variant; emulated seconds."""
+    """A step that takes far longer than the earlier steps of its variant, in emulated seconds."""
 
     variant: str
     trial: int
@@ -30,7 +30,7 @@ class Stall:
 
     @property
     def words(self) -> str:
-        """The stall as a phrase for people."""
+        """The stall as a readable phrase."""
         times = self.lasted_s / self.usual_s
         step = (
             f"step {self.trial} of {self.variant}" if self.trial >= 0 else f"a warm-up step of {self.variant}"
@@ -41,22 +41,22 @@ class Stall:
 class StallWatch:
     """A detector of stalled steps.
 
-    A step is stalled when it lasts LEAST_TIMES the median of its variant, and it and the stalled steps right before it
-    have lost `least_s` in total. It is reported MOST_LOOKS times, `least_s` / 2 apart, unless `settled` is set. The
-    first step of a variant has no usual duration, so only timeouts end it.
+    A step is stalled if two conditions are met. It lasts LEAST_TIMES the median of its variant, and together with the
+    stalled steps right before it has lost `least_s` in total. It is reported MOST_LOOKS times, `least_s` / 2 apart,
+    unless `settled` is set. The first step of a variant has no usual duration, so only timeouts end it.
     """
 
     def __init__(self, least_s: float) -> None:
         self._least_s = least_s
         self._steps_s: dict[str, list[float]] = {}
-        self._lost_s: dict[str, float] = {}  # to consecutive steps that took too long
+        self._lost_s: dict[str, float] = {}  # time lost to consecutive steps that took too long
         self._now: tuple[str, int, float] | None = None
         self._looks = 0
         self._again_s = 0.0
         self.settled = False
 
     def began(self, variant: str, trial: int, start_s: float) -> None:
-        """Record the start of a step, which ends the one before."""
+        """Record the start of a step, which ends the previous one."""
         if self._now is not None:
             before, _, began_s = self._now
             self._record_duration(before, start_s - began_s)
@@ -73,7 +73,7 @@ class StallWatch:
 
     @property
     def due_s(self) -> float | None:
-        """When the current step will count as stalled; None if that is unknown or was reported often enough."""
+        """The time when the current step counts as stalled; None if it is unknown or was reported often enough."""
         if self.settled or self._looks == MOST_LOOKS or self._now is None:
             return None
         variant, _, began_s = self._now
@@ -100,7 +100,7 @@ class StallReporter:
     Args:
         flight: Directory of the run's dumps.
         say: Called with each report.
-        watch: Its `settled` is set once a verdict is certain.
+        watch: The watch whose `settled` is set once a verdict is certain.
         shard: The shard that is running.
     """
 

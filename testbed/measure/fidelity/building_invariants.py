@@ -18,7 +18,7 @@ from testbed.net.links.interfaces import NodeCounts, PortCounts
 from testbed.net.links.protocol_counters import ProtocolCounts
 from testbed.spec.topology import Topology
 
-NAMED = 3  # places named in a sentence
+NAMED = 3  # number of places named in a sentence
 
 
 @check("0 frames missing", failure=MISSING_FAILURE)
@@ -28,14 +28,14 @@ def conservation_in_buildings(
     left_out: Sequence[str] = (),
     corrupting: bool = False,
 ) -> Finding:
-    """Check that every frame that entered a cable, switch or host left it or was dropped by a modelled queue.
+    """Check that every frame that entered a cable, switch or host left it, or that a modelled queue dropped it.
 
     Args:
         balances: Frame counts of switches, cables and hosts.
         timed: Cables emulated by a link engine.
         left_out: Buildings in which events take a switch down, and hosts with NICs that events change, with their
             switches.
-        corrupting: Whether links corrupt frames by configuration, including their addresses.
+        corrupting: Whether links are configured to corrupt frames, which may change their addresses.
     """
     if corrupting:
         sentence = (
@@ -69,7 +69,7 @@ def conservation_in_buildings(
 
 
 def _named(balance: PacketBalance) -> str:
-    """Return the name of the place, with the interface that dropped frames in a queue that is not modelled."""
+    """Return the name of the place, with the interface whose unmodelled queue dropped frames."""
     return (
         f"{balance.name} (dropped by a queueing discipline on {balance.culprit})"
         if balance.culprit
@@ -87,8 +87,8 @@ _Counts = TypeVar("_Counts", PortCounts, ProtocolCounts)
 class PacketBalance:
     """Frames into and out of one place (switch, cable or part of a host) over a whole run.
 
-    `dropped` are drops of the topology's queues. `bytes_in` and `bytes_out` are set only if no queue dropped frames.
-    `culprit` is the interface with most drops in other queueing disciplines, if there were any.
+    `dropped` counts drops in the topology's queues. `bytes_in` and `bytes_out` are set only if no queue dropped frames.
+    `culprit` is the interface with the most drops in other queueing disciplines, if there are any.
     """
 
     name: str
@@ -101,7 +101,7 @@ class PacketBalance:
 
     @property
     def missing(self) -> int:
-        """Frames unaccounted for, whether missing or in excess; 1 if only the bytes differ."""
+        """The number of frames unaccounted for, whether missing or in excess; 1 if only the bytes differ."""
         frames = abs(self.went_in - self.came_out - self.dropped)
         return frames or int(self.bytes_in != self.bytes_out)
 
@@ -205,7 +205,7 @@ def _host(name: str, counted: NodeCounts, mtu: int) -> Iterator[PacketBalance]:
         culprit=_culprit(counted.ports),
     )
     yield PacketBalance(f"{name}, between its IP layer and its sockets", own.in_packets, own.delivered)
-    # anything beyond was sent bypassing IP, which no_foreign_traffic reports
+    # anything beyond that was sent without passing IP, which no_foreign_traffic reports
     left = min(card.tx_packets + card.waiting, own.out_packets - card.dropped)
     # TCP passes several segments as one (GSO), which count as one when the queue drops them
     dropped = min(max(own.out_packets - left, card.dropped), card.dropped * (LARGEST_BYTES // mtu + 1))
@@ -220,7 +220,7 @@ def lossless(dropped: int, pauses: int, fullest: str, share: float) -> Finding:
         dropped: Frames dropped by full buffers.
         pauses: Pause frames sent.
         fullest: The link with the fullest buffer; empty if unknown.
-        share: Occupancy of that buffer.
+        share: Occupancy of that buffer, 0 to 1.
     """
     sentence = f"Switches sent {pauses} pauses, and no buffer overflowed"
     if dropped:
@@ -234,7 +234,7 @@ def lossless(dropped: int, pauses: int, fullest: str, share: float) -> Finding:
 
 @check("no cycle", "caution")
 def no_pause_circle(circle: Sequence[str]) -> Finding:
-    """Check that links cannot pause each other in a cycle; `circle` names its buildings, the first again at the end."""
+    """Check that links cannot pause each other in a cycle; `circle` has its buildings, the first also at the end."""
     if not circle:
         sentence = "On the paths of least delay, links with pause frames have no cyclic buffer dependency."
         return Finding("none", sentence, ok=True)

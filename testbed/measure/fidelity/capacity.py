@@ -1,9 +1,9 @@
-"""The traffic that a host can emulate, and the smallest size scale that fits it. Pure functions.
+"""The traffic that a host can emulate, and the smallest size scale that fits the host. Pure functions.
 
-The limits were measured and rounded down. Two resources run out first:
+The limits were measured and rounded down. These two resources run out first:
 
-- WAN packets: each passes two Open vSwitch edges and the link engine. The one thread of the userspace datapath does
-  about 0.8 Gbit/s at 1500 bytes, the kernel about four times as much.
+- WAN packets: each passes two Open vSwitch edges and the link engine. The single thread of the userspace datapath
+  carries about 0.8 Gbit/s at 1500 bytes, and the kernel about four times as much.
 - Bytes moved by rank processes and their namespaces. 8 ranks moved 8 x 0.8 Gbit/s over kernel bridges on 2 cores with
   no measurement running; half of that leaves room for measurements.
 """
@@ -24,14 +24,14 @@ RANK_BYTES = 60 * 1024 * 1024
 MEMORY_SHARE = 0.7
 HEADROOM = 2.0  # `auto` leaves half of the capacity free
 LARGEST_SCALE = 5e7
-IN_GUEST_BYTES = (  # HOST_BYTES and RANK_BYTES measured in guests: no shells, smaller libraries
+IN_GUEST_BYTES = (  # HOST_BYTES and RANK_BYTES as measured in guests, which have no shells and smaller libraries
     2 * 1024 * 1024,
     12 * 1024 * 1024,
 )
 GUEST_BYTES, GUEST_STEP_BYTES = 512 << 20, 256 << 20
 GUEST_HOST_BYTES = 6 << 20
 GUEST_RANK_BYTES = 16 << 20  # forked from one parent, so most of it is shared
-VIRTUAL_BYTES = 2e9  # a gigabyte takes some ten seconds
+VIRTUAL_BYTES = 2e9  # a gigabyte takes about ten seconds
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class HostCapacity:
 def overload(
     topology: Topology, host: HostCapacity, backend: NetworkBackend, headroom: float = 1.0
 ) -> list[str]:
-    """Say what of a topology exceeds the host's capacity, one sentence each; empty if nothing does.
+    """Return one sentence for each demand of a topology that exceeds the host's capacity; empty if none does.
 
     Args:
         topology: The topology with emulated rates.
@@ -81,7 +81,7 @@ def overload(
 
 
 def memory_shortage(topology: Topology, ranks: int, host: HostCapacity, in_guest: bool = False) -> str | None:
-    """Say so if hosts and ranks need more memory than is available, else return None. No scale changes that."""
+    """Return a message if hosts and ranks need more memory than is available at any scale, else None."""
     host_bytes, rank_bytes = IN_GUEST_BYTES if in_guest else (HOST_BYTES, RANK_BYTES)
     needed = len(topology.hosts) * host_bytes + ranks * rank_bytes
     if needed <= host.memory_bytes * MEMORY_SHARE:
@@ -96,8 +96,8 @@ def memory_shortage(topology: Topology, ranks: int, host: HostCapacity, in_guest
 def guest_memory(topology: Topology, ranks: int, gradient_bytes: float) -> int:
     """Return the bytes of memory that a virtual-clock guest needs for a topology and its ranks.
 
-    Every rank holds its gradients and as much again in messages. In flight are at most all gradients, and at most what
-    the links and their queues hold. The kernel accounts a packet at twice its size.
+    Every rank keeps its gradients and the same amount in messages. Data in flight is at most all gradients, and at most
+    the capacity of the links and their queues. The kernel accounts a packet at twice its size.
 
     Args:
         topology: The topology with emulated figures.
@@ -118,8 +118,8 @@ def guest_memory(topology: Topology, ranks: int, gradient_bytes: float) -> int:
 def virtual_scale(traffic_bytes: float) -> float:
     """Return the size scale for `auto` under the virtual clock: 1, 2, 5, 10, ...
 
-    It is the smallest that reduces `traffic_bytes` (real bytes of all ranks and steps of a variant) to `VIRTUAL_BYTES`,
-    so that a run takes seconds.
+    It is the smallest scale that reduces `traffic_bytes` (real bytes of all ranks and steps of a variant) to
+    `VIRTUAL_BYTES`, so that a run takes seconds.
     """
     return next(scale for scale in _scales() if traffic_bytes / scale <= VIRTUAL_BYTES)
 
@@ -138,14 +138,14 @@ def smallest_scale(
 ) -> Scale | None:
     """Return the scale for `auto`: 1 if this host can carry the unscaled topology, else the smallest with headroom.
 
-    The candidates are 2, 5, 10, 20, ... If both factors are free, sizes are scaled, as that costs no time.
+    The candidates are 2, 5, 10, 20, ... If both factors are free, sizes are scaled, since that costs no time.
 
     Args:
         resolve: Returns the topology at a scale.
         host: The host's resources.
         backend: The link engine and datapath in use.
-        size: The size scale; None: choose it.
-        dilation: The time dilation; None: choose it.
+        size: The size scale, or None to choose it.
+        dilation: The time dilation, or None to choose it.
 
     Returns:
         The scale, or None if none up to LARGEST_SCALE fits.

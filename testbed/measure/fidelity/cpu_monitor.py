@@ -1,4 +1,4 @@
-"""CPU use of the host during a run: the watcher process, the cores' time, and the run's own share."""
+"""The host's CPU use during a run: the watcher process, the time of the cores, and the run's own share."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ STOP_TIMEOUT_S = 5.0
 class MonitorWindow:
     """The state of the host over some time.
 
-    `idle` is the idle share of all cores per 100 ms window, `steal` the stolen share over all windows. `lags_s` is the
-    lateness of every tick above 0.2 ms, `ticks` the number of ticks due. `foreign` is the share of all cores' time used
-    by processes outside the run; None if the kernel does not report it.
+    `idle` is the idle share of all cores per 100 ms window, and `steal` is the stolen share over all windows. `lags_s`
+    is the lateness of every tick that is more than 0.2 ms late, and `ticks` is the number of ticks due. `foreign` is
+    the share of all cores' time that processes outside the run use; None if the kernel does not report it.
     """
 
     idle: tuple[float, ...]
@@ -36,7 +36,7 @@ class MonitorWindow:
     foreign: float | None = None
 
     def lag_percentile(self, share: float) -> float:
-        """Return the lateness that `share` of the ticks did not exceed; ticks in time count as 0."""
+        """Return the lateness that `share` of the ticks did not exceed; ticks on time count as 0."""
         rank = int(share * self.ticks)
         late = sorted(self.lags_s)
         in_time = self.ticks - len(late)
@@ -44,7 +44,7 @@ class MonitorWindow:
 
 
 def read_windows(path: Path, spans: list[tuple[float, float]]) -> MonitorWindow:
-    """Return the monitor's readings within the given spans (CLOCK_MONOTONIC), merged."""
+    """Return the monitor's readings within the given spans (CLOCK_MONOTONIC), merged into one window."""
     entries = [
         entry
         for entry in map(json.loads, path.read_text().splitlines())
@@ -53,7 +53,7 @@ def read_windows(path: Path, spans: list[tuple[float, float]]) -> MonitorWindow:
     watched_s = sum(entry["span_s"] for entry in entries)
     foreign = None
     if entries and all("foreign" in entry for entry in entries):
-        # the kernel accounts the cores' time in ticks, so single windows are a few percent off
+        # the kernel accounts the cores' time in ticks, so single windows have errors of a few percent
         foreign = max(0.0, sum(entry["foreign"] * entry["span_s"] for entry in entries) / watched_s)
     return MonitorWindow(
         idle=tuple(entry["idle"] for entry in entries),
@@ -104,7 +104,7 @@ class MonitorProcess:
 
 @dataclass(frozen=True)
 class CpuTimes:
-    """Seconds of all cores together since boot: total, idle, in processes, and stolen by the hypervisor."""
+    """CPU seconds of all cores together since boot: total, idle, in processes, and stolen by the hypervisor."""
 
     total: float
     idle: float
@@ -116,7 +116,7 @@ class CpuTimes:
         """Return this host's CPU times; interrupts count as neither idle nor in processes."""
         own = psutil.cpu_times()
         idle, processes = own.idle + own.iowait, own.user + own.nice + own.system
-        # what guests use is included in `user` and `nice`
+        # the time of guests is included in `user` and `nice`
         return cls(idle + processes + own.irq + own.softirq + own.steal, idle, processes, own.steal)
 
     def shares_since(self, before: CpuTimes) -> CpuTimes:
@@ -130,18 +130,18 @@ class CpuTimes:
         return CpuTimes(1.0, *spent)
 
 
-SWITCH = "ovs-vswitchd"  # works for the run without being its child
+SWITCH = "ovs-vswitchd"  # works for the run but is not its child
 _LONGEST_LINE = 64
 
 
 def parse_run_time(text: bytes) -> float:
-    """Return the seconds of CPU time of a process, from its schedstat; ValueError if it is anything else."""
+    """Return the seconds of CPU time of a process from its schedstat; raise ValueError for any other text."""
     ran_ns, _waited_ns, _slices = text.split()
     return int(ran_ns) / 1e9
 
 
 def has_run_times() -> bool:
-    """Return whether this kernel keeps run times; without CONFIG_SCHED_INFO they are zero or missing."""
+    """Return whether this kernel records run times; without CONFIG_SCHED_INFO they are zero or missing."""
     try:
         return parse_run_time(Path("/proc/self/schedstat").read_bytes()) > 0
     except (OSError, ValueError):
@@ -149,13 +149,13 @@ def has_run_times() -> bool:
 
 
 def parse_process(text: bytes) -> tuple[str, int]:
-    """Return name and parent process id from a process's stat; names may contain blanks and brackets."""
+    """Return the name and parent process id from a process's stat; names may contain blanks and brackets."""
     opening, closing = text.index(b"("), text.rindex(b")")
     return text[opening + 1 : closing].decode(errors="replace"), int(text[closing + 1 :].split()[1])
 
 
 def process_family(root: int, processes: Iterable[tuple[int, str, int]]) -> set[int]:
-    """Return `root`, its descendants and the switch's daemon, out of (process id, name, parent process id)."""
+    """Return `root`, its descendants and the switch's daemon from a list of (process id, name, parent process id)."""
     children: dict[int, list[int]] = {}
     found = {root}
     for pid, name, parent in processes:
@@ -171,10 +171,10 @@ def process_family(root: int, processes: Iterable[tuple[int, str, int]]) -> set[
 
 
 class OwnProcesses:
-    """CPU time of `root` and its descendants, read from schedstat files kept open: about 1 us per process.
+    """CPU time of `root` and its descendants, read from schedstat files that stay open (about 1 us per process).
 
-    A thread looks for new processes. Reading /proc of a foreign process can block on a lock that this process holds,
-    for more than a second if it is in execve and gets hardly any CPU time (SCHED_IDLE).
+    A separate thread looks for new processes, because reading /proc of a foreign process can block on a lock which that
+    process holds. This takes more than a second if that process is in execve and gets hardly any CPU time (SCHED_IDLE).
     """
 
     def __init__(self, root: int) -> None:
@@ -192,7 +192,7 @@ class OwnProcesses:
                 self.refresh()
                 stop.wait(every_s)
 
-        # the thread is not joined, as it may be blocked
+        # the thread is not joined, since it may be blocked
         threading.Thread(target=run, daemon=True).start()
         try:
             yield
@@ -200,10 +200,10 @@ class OwnProcesses:
             stop.set()
 
     def refresh(self) -> None:
-        """Add new processes; their time counts from the next reading on."""
+        """Add new processes; their time counts from the next reading onwards."""
         for pid in process_family(self._root, _all_processes()):
             if pid not in self._files:
-                with contextlib.suppress(OSError):  # it has already ended
+                with contextlib.suppress(OSError):  # the process has already ended
                     self._files[pid] = os.open(f"/proc/{pid}/schedstat", os.O_RDONLY | os.O_CLOEXEC)
 
     def ran_s(self) -> float:
@@ -212,7 +212,7 @@ class OwnProcesses:
         for pid, file in list(self._files.items()):
             try:
                 now_s = parse_run_time(os.pread(file, _LONGEST_LINE, 0))
-            except (OSError, ValueError):  # it has ended
+            except (OSError, ValueError):  # the process has ended
                 os.close(self._files.pop(pid))
                 self._last_s.pop(pid, None)
                 continue

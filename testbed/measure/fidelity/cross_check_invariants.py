@@ -14,18 +14,18 @@ from typing import Any, NamedTuple
 from testbed.measure.fidelity.verdict import Finding, check
 
 ROUNDING_S = 1e-6
-EXACT_S = 1e-4  # under the virtual clock, a launcher is notified of a step's end without delay
-TICKS_S = 2e-3  # two ticks of the guest's kernel, the resolution of its time of the last received data
-LATE_S, LATE_SHARE = 0.05, 0.1  # with the real clock: seconds, or share of a step, whichever is longer
-EXTRA_SHARE, EXTRA_BYTES = 0.05, 1 << 16  # headers and the agreement on the next start, besides payload
+EXACT_S = 1e-4  # under the virtual clock, a launcher learns of a step's end without delay
+TICKS_S = 2e-3  # two ticks of the guest's kernel, the resolution of its time stamp of the last received data
+LATE_S, LATE_SHARE = 0.05, 0.1  # on the real clock: seconds, or share of a step, whichever is longer
+EXTRA_SHARE, EXTRA_BYTES = 0.05, 1 << 16  # headers and the next start's agreement, besides payload
 WITHIN_EXACT = f"within {EXACT_S * 1e3:g} ms"
 WITHIN_REAL_CLOCK = f"within {LATE_S * 1e3:g} ms, or {LATE_SHARE:.0%} of a step"
 
 
 class Claim(NamedTuple):
-    """Bytes that ranks report, and bytes that another process counted where they passed.
+    """Bytes that ranks report, and bytes that another process counted on their path.
 
-    `text` says who reports and who counted, with `{}` in place of each number.
+    `text` states who reported and who counted, with `{}` in place of each number.
     """
 
     text: str
@@ -40,15 +40,16 @@ def bytes_witnessed(
     claims: Iterable[Claim] = (),
     repeats: bool = False,
 ) -> Finding:
-    """Compare the payload that each rank reports as sent with what its receiver got, step by step.
+    """Compare the payload that each rank reports as sent with the payload that its receivers got, step by step.
 
     Args:
         hosts: Host of each rank.
         steps: Each rank's record of each step. `sent_bytes` by peer is counted by the rank, `received_bytes` by peer
             is counted by its kernel on the rank's connections.
-        claims: Whole-run totals, against each host's NIC, and totals of a step, against WAN link counters.
-        repeats: Whether received bytes may include repeats and parity, so that only missing bytes count. This is so
-            for datagrams, which receiving ranks count themselves.
+        claims: Totals of the whole run, compared with each host's NIC, and totals of a step, compared with WAN link
+            counters.
+        repeats: Whether received bytes may include repeats and parity, so that only missing bytes count. This is the
+            case for datagrams, which receiving ranks count themselves.
     """
     witness = "which" if repeats else "whose kernel"
     records = list(steps)
@@ -89,10 +90,11 @@ def bytes_witnessed(
 
 @dataclass(frozen=True)
 class ComputeTime:
-    """One compute or pause operation of a rank in a step: its time, and the time in the plan.
+    """One compute or pause operation of a rank in a step: its actual time, and its time in the plan.
 
-    `most_s` includes all slowdowns of the scenario; it is infinite for a rank that is slowed on purpose. `followed_s`
-    is the time from its start to that of the rank's first operation that waits for it.
+    `most_s` includes all slowdowns of the scenario; it is infinite for a rank that the scenario slows by an unknown
+    amount. `followed_s` is the time from the operation's start to the start of the rank's first operation that waits
+    for it.
     """
 
     rank: int
@@ -106,7 +108,7 @@ class ComputeTime:
 
     @property
     def off_s(self) -> float:
-        """By how much it was too short (negative) or too long; 0 within rounding."""
+        """The time by which it was too short (negative) or too long; 0 within rounding."""
         true_s = min(self.took_s, self.followed_s)
         if true_s < self.asked_s - ROUNDING_S:
             return true_s - self.asked_s
@@ -115,7 +117,7 @@ class ComputeTime:
 
 @check("as planned")
 def compute_as_asked(found: Sequence[ComputeTime]) -> Finding:
-    """Compare the compute times that ranks report with the plan, which timed waits meet exactly."""
+    """Compare the compute times that ranks report with the plan; timed waits reproduce the plan exactly."""
     if not found:
         return Finding("not applicable", "The plan has no compute operation of known duration.")
     worst = max(found, key=lambda entry: abs(entry.off_s))
@@ -151,9 +153,9 @@ class CollectiveStart:
 
 @check(WITHIN_EXACT)
 def begun_at_once(found: Sequence[CollectiveStart], exact: bool) -> Finding:
-    """Check that ranks started each collective as soon as its dependencies were done.
+    """Check that ranks started each collective as soon as its dependencies were complete.
 
-    `exact` is true under the virtual clock, where no rank starts late for lack of a core.
+    `exact` is true under the virtual clock, where no rank starts late because it lacks a core.
     """
     if not exact or not found:
         sentence = (
@@ -173,10 +175,10 @@ def begun_at_once(found: Sequence[CollectiveStart], exact: bool) -> Finding:
 
 @dataclass(frozen=True)
 class StepEnd:
-    """The end of a step as a rank reports it, and as observed otherwise; seconds of CLOCK_MONOTONIC.
+    """The end of a step as a rank reports it, and as others observe it, in seconds of CLOCK_MONOTONIC.
 
     `operations_s` is the end of the rank's last operation. `heard_s` is when the launcher was notified of the end.
-    `last_byte_s` is when the kernel received the last data. None: unknown.
+    `last_byte_s` is when the kernel received the last data. None means unknown.
     """
 
     rank: int
@@ -190,7 +192,7 @@ class StepEnd:
 
 
 class _Doubt(NamedTuple):
-    """A reported time that an observation contradicts by `off_s`, of which `allowed_s` is acceptable.
+    """A reported time that differs from an observation by `off_s`, where up to `allowed_s` is acceptable.
 
     `sure` is true if the observation itself cannot have been late.
     """
@@ -213,9 +215,9 @@ class _Doubt(NamedTuple):
 def step_ends_witnessed(ends: Sequence[StepEnd], exact: bool) -> Finding:
     """Compare each rank's reported end of each step with its operations, its kernel and the launcher's clock.
 
-    `exact` is true under the virtual clock. With the real one, ranks and launchers are late themselves on a busy host:
-    a rank without a free core at the end of a step reads its kernel only after the next step's first messages arrived.
-    So only the rank with the earliest observation of each step counts.
+    `exact` is true under the virtual clock. On the real clock, a busy host delays ranks and launchers themselves: a
+    rank without a free core at the end of a step reads its kernel only after the next step's first messages have
+    arrived. So only the rank with the earliest observation of each step counts.
     """
     bound = WITHIN_EXACT if exact else WITHIN_REAL_CLOCK
     doubts = list(_doubts(ends, exact))
@@ -256,7 +258,7 @@ def _doubts(ends: Sequence[StepEnd], exact: bool) -> Iterator[_Doubt]:
 
 @dataclass(frozen=True)
 class StepStart:
-    """The start of a step: as announced, when the launcher received the announcement, and as each rank reports it.
+    """A step's start: as announced, the launcher's time of the announcement, and as each rank reports it.
 
     `first_s` is when each rank's first operation started.
     """
@@ -270,9 +272,9 @@ class StepStart:
 
 @check("as agreed, and announced before", failure="untrusted; caution if announced late by the real clock")
 def common_start(hosts: Sequence[str], starts: Sequence[StepStart], exact: bool) -> Finding:
-    """Compare each rank's reported start with the agreed one, and that one with the launcher's clock.
+    """Compare each rank's reported start with the agreed start, and the agreed start with the launcher's clock.
 
-    A step that is announced after its start was started on another clock. `hosts` is by rank.
+    If a step is announced after its start, it was started on another clock. `hosts` is by rank.
     """
     if not starts:
         return Finding("not known", "Only the ranks themselves know when steps were to start.")

@@ -1,4 +1,4 @@
-"""Checks of hosts: ranks could always run, and no foreign traffic passed their NICs. Pure functions."""
+"""Checks of hosts: ranks could run at all times, and no foreign traffic passed their NICs. Pure functions."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from testbed.net.fabric.bridges import NIC
 from testbed.net.links.interfaces import NodeCounts
 from testbed.spec.link_direction import ETHERNET_HEADER_BYTES
 
-STALLED, STALLED_REAL_CLOCK = (0.0, 0.01), (0.05, 0.2)  # shares of a step: caution and untrusted above
+STALLED, STALLED_REAL_CLOCK = (0.0, 0.01), (0.05, 0.2)  # shares of a step above which: caution, untrusted
 CHANGED, CHANGED_S = 0.02, 0.0002
-CHANGED_ROUGHLY, CHANGED_ROUGHLY_S = 0.25, 0.01  # with the real clock, and if TCP retransmits
+CHANGED_ROUGHLY, CHANGED_ROUGHLY_S = 0.25, 0.01  # on the real clock, and if TCP retransmits
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """One run of the isolated collective: its time, and the segments retransmitted meanwhile."""
+    """One run of the isolated collective: its time, and the number of segments retransmitted during it."""
 
     took_s: float
     resent: int
@@ -27,15 +27,15 @@ class Attempt:
 
 @dataclass(frozen=True)
 class BaselineTimes:
-    """Times of the isolated collective, before the first step and, if repeated, after the last one.
+    """Times of the isolated collective before the first step and, if it was repeated, after the last one.
 
     Attributes:
         before, after: All attempts.
-        order_s: Extra time that is possible if simultaneous messages are processed in another order.
-        path_s: Time that follows from latency and bandwidth of its paths.
-        resent: Segments retransmitted between before and after.
-        remembers: Whether connections are paced at remembered rates, which losses change.
-        overflowed: Whether queues of the topology dropped packets, which leaves smaller windows.
+        order_s: Possible extra time if simultaneous messages are processed in another order.
+        path_s: Time that follows from the latency and bandwidth of its paths.
+        resent: Segments retransmitted between the attempts before and those after.
+        remembers: Whether connections are paced at remembered rates; losses change these.
+        overflowed: Whether queues of the topology dropped packets; this leaves smaller windows.
     """
 
     before: Sequence[Attempt]
@@ -49,7 +49,7 @@ class BaselineTimes:
 
 @dataclass(frozen=True)
 class Stall:
-    """A rank could not run: from `at_s` after the start of a step, for `least_s` to `most_s`."""
+    """A time when a rank could not run: from `at_s` after the start of a step, for `least_s` to `most_s`."""
 
     rank: int
     host: str
@@ -65,12 +65,12 @@ def find_stalls(
     steps: Sequence[Mapping[str, Any]],
     pauses: Mapping[str, Sequence[tuple[float, float]]],
 ) -> list[Stall]:
-    """Return the stalls of all steps that the scenario did not cause.
+    """Return the stalls of all steps, except those that the scenario caused.
 
     Args:
         hosts: Host of each rank.
         steps: Each rank's record of each step.
-        pauses: Spans in which the scenario itself pauses a host, by host and on the same clock.
+        pauses: Spans in which the scenario itself pauses a host, by host, on the same clock.
     """
     found = []
     for step in steps:
@@ -97,13 +97,13 @@ def ranks_awake(found: Sequence[Stall], noticed_s: float, exact: bool, paused: S
 
     Args:
         found: All stalls.
-        noticed_s: The shortest stall that is certain to be noticed, on the clock of the steps.
-        exact: Whether the run used the virtual clock, under which a process is never late by itself.
+        noticed_s: The shortest stall that is certain to be noticed, in seconds of the steps' clock.
+        exact: Whether the run used the virtual clock, under which a process is never late on its own.
         paused: Hosts that the scenario pauses.
     """
     totals: dict[tuple[int, int], float] = defaultdict(float)
     for entry in found:
-        # under the virtual clock nothing else is late, so the sleep that the rank would have had anyway counts too
+        # under the virtual clock nothing else is late, so the time that the rank would have slept anyway counts, too
         stalled_s = entry.most_s if exact else entry.least_s
         totals[entry.rank, entry.trial] += stalled_s / entry.step_s
     share = max(totals.values(), default=0.0)
@@ -135,16 +135,16 @@ def ranks_awake(found: Sequence[Stall], noticed_s: float, exact: bool, paused: S
 def network_as_before(lone: BaselineTimes, exact: bool, why_not: str = "") -> Finding:
     """Check that the isolated collective takes the same time before the first step and after the last one.
 
-    `exact` is true under the virtual clock. `why_not` is a sentence saying why it was not repeated.
+    `exact` is true under the virtual clock. `why_not` is a sentence that explains why it was not repeated.
     """
     before, after = lone.before, lone.after
     quiet = [[attempt.took_s for attempt in series if not attempt.resent] for series in (before, after)]
     early, late = quiet if all(quiet) else [[attempt.took_s for attempt in part] for part in (before, after)]
     early_s, late_s = min(early, default=0.0), min(late, default=0.0)
     tight_s = max(CHANGED * early_s, CHANGED_S, lone.order_s)
-    # slower than its paths: TCP's windows limit it, and later windows depend on the losses in between
+    # slower than its paths allow: TCP's windows limit it, and later windows depend on the losses in between
     window_limited = lone.path_s > 0 and early_s > lone.path_s + tight_s
-    # what TCP retransmits, and when, depends on its state from earlier traffic
+    # which segments TCP retransmits, and when, depends on its state from earlier traffic
     history_dependent = window_limited or lone.remembers or lone.overflowed
     steady = exact and all(quiet) and not (history_dependent and lone.resent)
     share, absolute_s = (CHANGED, CHANGED_S) if steady else (CHANGED_ROUGHLY, CHANGED_ROUGHLY_S)
@@ -177,7 +177,7 @@ DIRECTIONS = ("out", "in")
 
 @dataclass(frozen=True)
 class Foreign:
-    """Foreign traffic on one host's NIC; `direction` is "out" or "in", `kinds` are counts by protocol, if known."""
+    """Foreign traffic on one host's NIC; `direction` is "out" or "in", and `kinds` has counts by protocol, if known."""
 
     host: str
     direction: str
@@ -187,7 +187,7 @@ class Foreign:
 
     @property
     def text(self) -> str:
-        """The traffic as a phrase for people."""
+        """The traffic as a readable phrase."""
         kinds = f" ({', '.join(self.kinds)})" if self.kinds else ""
         verb = "sent" if self.direction == "out" else "received"
         return f"{self.host} {verb} {self.packets} packets, about {self.bytes_} bytes{kinds}"
@@ -211,7 +211,8 @@ def foreign_in_steps(hosts: Sequence[str], steps: Sequence[Mapping[str, Any]], m
                 continue
             others = counted["bytes"] - counted["own_bytes"] - HEADERS_BYTES * counted["headers"]
             bytes_ = others + HEADERS_BYTES * packets
-            # the payload of foreign TCP cannot be told apart from the ranks' own TCP options: bound it by packet sizes
+            # the payload of foreign TCP cannot be distinguished from the ranks' own TCP options: bound it by packet
+            # sizes
             size = min(max(bytes_, LEAST_BYTES * packets), mtu * packets) + ETHERNET_HEADER_BYTES * packets
             row = found.setdefault((hosts[step["rank"]], direction), [0, 0, 0, 0])
             for column, figure in enumerate((packets, size, counted["udp"], counted["icmp"])):
@@ -233,7 +234,7 @@ def foreign_outside_steps(
     background: Collection[str],
     hosts: Sequence[str],
 ) -> Iterator[Foreign]:
-    """Yield the foreign traffic of the whole run: on hosts with nothing to send, and frames that bypass IP.
+    """Yield the foreign traffic of the whole run: traffic of hosts with nothing to send, and frames that bypass IP.
 
     Args:
         counted: Counters by host.
@@ -268,7 +269,7 @@ def no_foreign_traffic(
 
     Args:
         found: All foreign traffic.
-        slowest_bps: The lowest rate of any link or NIC, which foreign bytes keep busy the longest.
+        slowest_bps: The lowest rate of any link or NIC, where foreign bytes take the longest.
         steps_s: Total time of the measured steps in seconds.
         known: Whether the traffic of the ranks' own connections is known.
     """

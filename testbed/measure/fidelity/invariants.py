@@ -12,7 +12,7 @@ from testbed.measure.fidelity.verdict import Finding, check
 
 DELAY_BOUND, DELAY_BOUND_S = 0.02, 0.0005
 SCARCE_IDLE = 0.05  # a 100 ms window with a smaller idle share counts as full
-FOREIGN_CAUTION = 0.2  # of the time that the run does not use
+FOREIGN_CAUTION = 0.2  # share of the CPU time that the run does not use
 LATENESS_SHARE = 0.99
 MISSING_UNTRUSTED = 0.001
 WITHIN_DELAY = f"within max({DELAY_BOUND:.0%}, {DELAY_BOUND_S * 1e3:g} ms)"
@@ -26,9 +26,9 @@ UNWATCHED = Finding(
 class Conservation:
     """Frame counters of one WAN direction over a whole run.
 
-    Frames leave the sending edge (`entered`), cross into the WAN namespace, are taken in and given out by the link, and
-    arrive at the receiving edge. `lost` are losses by configuration, `duplicated` are copies, `dropped` are drops of
-    the link's queue, `overrun` are frames for which the emulator had no room, and `held` are still in flight.
+    Frames leave the sending edge (`entered`), cross into the WAN namespace, enter and leave the link, and arrive at the
+    receiving edge. `lost` counts configured losses, `duplicated` copies, and `dropped` drops of the link's queue.
+    `overrun` counts frames for which the emulator had no room, and `held` those still in flight.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Conservation:
 
     @property
     def missing(self) -> int:
-        """Frames unaccounted for, whether missing or in excess."""
+        """The number of frames unaccounted for, whether missing or in excess."""
         gone = self.lost + self.dropped + self.overrun
         return (
             abs(self.entered - self.crossed)
@@ -122,7 +122,7 @@ def cpu_headroom(window: MonitorWindow) -> Finding:
 def foreign_load(window: MonitorWindow) -> Finding:
     """Check how much of the CPU time that the run leaves free is used by other programs.
 
-    Their share of the total time says little: a tenth is harmless on an idle host, and a lot on a nearly full one.
+    Their share of the total time says little: 10 % is harmless on an idle host, but a lot on a nearly full one.
     """
     if not window.idle:
         return UNWATCHED
@@ -147,7 +147,7 @@ def foreign_load(window: MonitorWindow) -> Finding:
     exempt="The clock stops while any process has work to do, so nothing wakes up late.",
 )
 def scheduler_lag(window: MonitorWindow) -> Finding:
-    """Check how late a process wakes up that does nothing else."""
+    """Check how late a process that does nothing else wakes up."""
     if not window.ticks:
         return UNWATCHED
     lag_s = window.lag_percentile(0.99)
@@ -173,8 +173,8 @@ def emulator_lateness(counts: Mapping[str, Sequence[int]] | None, bounds_s: Sequ
     """Check how late the link engine released frames.
 
     Args:
-        counts: A histogram per direction, one entry for each of `bounds_s` and one for the rest; None for an engine
-            inside the kernel.
+        counts: A histogram per direction, with one entry for each of `bounds_s` and one for the rest; None for an
+            engine inside the kernel.
         bounds_s: Upper bounds of the histogram's entries, in seconds.
     """
     if counts is None:
@@ -200,9 +200,9 @@ def emulator_lateness(counts: Mapping[str, Sequence[int]] | None, bounds_s: Sequ
     exempt="Whatever delays the link engine delays the clock as well.",
 )
 def emulator_stalls(late_s: float | None, watched_s: float) -> Finding:
-    """Check for how much of the measured steps the link engine was behind schedule.
+    """Check for what share of the measured steps' time the link engine was behind schedule.
 
-    The share of late frames does not show stalls, as few frames are sent while all ranks wait.
+    The share of late frames does not show stalls, since few frames are sent while all ranks wait.
 
     Args:
         late_s: The sum, over all samples during steps, of the worst lateness since the previous sample; None for an
@@ -221,7 +221,7 @@ def emulator_stalls(late_s: float | None, watched_s: float) -> Finding:
 
 @check("0 wrong")
 def payload_correct(wrong: int, checked: int, expected: int | None = None) -> Finding:
-    """Check that every reduced element has the exact value; `expected` is their number, if it is known."""
+    """Check that every reduced element has the exact value; `expected` is the number of elements, if it is known."""
     sentence = f"{checked} reduced elements were compared with the exact answer, {wrong} were wrong."
     if not checked:
         sentence = "No reduced element was compared with the exact answer."
@@ -248,12 +248,12 @@ def wan_bytes_as_computed(expected: int, observed: Sequence[int]) -> Finding:
 def conservation(
     links: Sequence[Conservation], edges: Mapping[str, tuple[int, int]], left_out: Sequence[str] = ()
 ) -> Finding:
-    """Check that every frame that entered a WAN link or an edge switch left it or is accounted for.
+    """Check that every frame that entered a WAN link or an edge switch left it or is otherwise accounted for.
 
     Args:
         links: Counters of the WAN directions.
-        edges: Frames into and out of each building's edge switch. By design it drops nothing, but its daemon drops
-            frames if it runs out of buffers, and does not count them.
+        edges: Frames into and out of each building's edge switch. By design the switch drops nothing, but its daemon
+            drops frames without counting them if it runs out of buffers.
         left_out: Links that events cut or change.
     """
     if left_out and not links and not edges:
@@ -286,7 +286,7 @@ def no_wan(left_out: Sequence[str] = ()) -> Finding:
 
 
 def left_out_text(left_out: Sequence[str]) -> str:
-    """Return a sentence that names what a check leaves out; empty if nothing."""
+    """Return a sentence that names the parts that a check leaves out; empty if there are none."""
     return f" Left out, as events affect them: {', '.join(left_out)}." if left_out else ""
 
 
@@ -295,12 +295,12 @@ def _rate_error(entry: LinkMeasurement) -> float:
 
 
 def _too_fast_for_the_probe(entry: LinkMeasurement) -> bool:
-    """Return whether the rate may be too low only because the probe could not send faster."""
+    """Return whether the measured rate may be too low only because the probe could not send faster."""
     return not entry.saturated and _rate_error(entry) < -RATE_BOUND - entry.rate_noise
 
 
 def _rate_offence(entry: LinkMeasurement) -> tuple[bool, float]:
-    """Return a sort key: what is known to be wrong is worse than what is unknown."""
+    """Return a sort key: a rate that is known to be wrong is worse than one that is unknown."""
     error = _bad_first(_rate_error(entry)) - entry.rate_noise
     return error > RATE_BOUND and not _too_fast_for_the_probe(entry), error
 
@@ -319,7 +319,7 @@ def _bad_first(value: float) -> float:
 
 
 def _histogram_bound(counts: Sequence[int], bounds_s: Sequence[float]) -> float:
-    """Return the smallest bound that LATENESS_SHARE of the counts meet; infinity if only the last entry does."""
+    """Return the smallest bound that LATENESS_SHARE of the counts stay within; infinity if only the last entry does."""
     total, seen = sum(counts), 0
     if not total:
         return 0.0

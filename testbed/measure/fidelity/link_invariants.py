@@ -32,7 +32,7 @@ MISSING_BOUND = 0.02  # the same tolerance as for probes of rate and delay
 EVENT_LATE_S = 0.05  # the kernel takes about 10 ms to take an interface down
 NAMED_CHANGES = 8
 NAMED_PORTS = 3
-LOSS_TAIL = 0.0005  # on either side: one false alarm in a thousand directions
+LOSS_TAIL = 0.0005  # on each side, which gives one false alarm in a thousand directions
 
 
 @check(f"within a factor of {SPREAD_BOUND:g}, or {SPREAD_BOUND_S * 1e3:g} ms", "caution")
@@ -53,7 +53,7 @@ def jitter_accuracy(measurements: Sequence[LinkMeasurement]) -> Finding:
 def loss_accuracy(
     links: Sequence[Conservation], asked: Sequence[Direction], left_out: Sequence[str] = ()
 ) -> Finding:
-    """Check how many frames each WAN direction lost in the whole run, counted at its two ends, not by the link itself.
+    """Check how many frames each WAN direction lost in the whole run; its two ends count them, not the link itself.
 
     `left_out` are links that events change while frames are counted.
     """
@@ -71,15 +71,15 @@ def loss_accuracy(
 
 
 def _lost(link: Conservation) -> tuple[int, int]:
-    """Return the frames that did not arrive, and the frames put on the fibre."""
+    """Return the number of frames that did not arrive, and the number put on the fibre."""
     travelled = link.taken_in - link.dropped - link.held
     return travelled + link.duplicated - link.arrived, travelled
 
 
 def _loss_tail(link: Conservation, asked: Direction) -> float:
-    """Return the tail probability of the observed number of losses, upper or lower; 0 if no loss is configured.
+    """Return the upper or lower tail probability of the observed number of losses; 0 if no loss is configured.
 
-    The distribution is Poisson's, as small numbers are far from normal. Losses in bursts widen it.
+    The distribution is Poisson's, since small counts are far from normally distributed. Burst losses widen it.
     """
     lost, travelled = _lost(link)
     share = asked.mean_loss
@@ -93,7 +93,8 @@ def _loss_tail(link: Conservation, asked: Direction) -> float:
 def serialisation(missing: float | None) -> Finding:
     """Check that every hop receives a whole frame before it forwards it.
 
-    `missing` is the relative amount by which the model predicts a longer step if all hops did; None if all do.
+    `missing` is the relative amount by which the model's step would be longer if every hop did this; None if every hop
+    does.
     """
     if missing is None:
         sentence = "Every hop held each frame for its serialisation time, or cut through where configured."
@@ -120,8 +121,8 @@ class DroppingPort(ResultModel):
 def drops_only_where_modelled(backlog_drops: int, ports: Sequence[DroppingPort] = ()) -> Finding:
     """Check that packets were dropped only by queues with a size set in the topology.
 
-    Drops are not allowed in the kernel's backlog between two interfaces, which models no device, nor in queues inside
-    buildings with the default size. `ports` are those that dropped packets.
+    Drops are not allowed in the kernel's backlog between two interfaces, which models no device, nor in queues of the
+    default size inside buildings. `ports` are the ports that dropped packets.
     """
     modelled = sum(port.drops for port in ports if port.given)
     others = [port for port in ports if not port.given]
@@ -152,7 +153,7 @@ def drops_only_where_modelled(backlog_drops: int, ports: Sequence[DroppingPort] 
 
 @check(f"all, within {EVENT_LATE_S * 1e3:g} ms", "caution")
 def events_on_time(planned: int, came: int, late_max_s: float) -> Finding:
-    """Check that the scenario's events took place, and on time; `late_max_s` is in real seconds."""
+    """Check that the scenario's events took place and were on time; `late_max_s` is in real seconds."""
     missed = planned - came
     return Finding(
         f"{came} of {planned}, {late_max_s * 1e3:.3g} ms",
@@ -176,7 +177,8 @@ def rules_in_force(repairs: Sequence[str]) -> Finding:
 def nothing_changed(changes: Sequence[tuple[float, str]], left_out: Sequence[str] = ()) -> Finding:
     """Check that the network's state in the kernel stayed as it was when the network was checked.
 
-    `changes` are (real seconds after the start of the first step, description). `left_out` is what events change.
+    `changes` has pairs of real seconds after the start of the first step and a description. `left_out` names the parts
+    that events change.
     """
     sentence = (
         "The network's state in the kernel did not change between its check and the end of the last step."
@@ -197,7 +199,7 @@ def settings_in_force(difference: str | None) -> Finding:
 
 @check("as set")
 def offload_state(difference: str | None) -> Finding:
-    """Check that the settings of offloads are still in force after the run, likewise."""
+    """Check that the offload settings are still in force after the run; `difference` is the first that is not."""
     return _still_set("offloads", difference)
 
 
@@ -207,7 +209,7 @@ def _still_set(what: str, difference: str | None) -> Finding:
     return Finding("as set", f"The settings of {what} were still in force after the last step.", ok=True)
 
 
-RATE_TO_SPARE = 1.2  # times the peak demand on a tunnel
+RATE_TO_SPARE = 1.2  # multiple of the peak demand on a tunnel
 
 
 @dataclass(frozen=True)
@@ -215,13 +217,14 @@ class Tunnel:
     """A tunnel to a building on another machine, over a whole run.
 
     Attributes:
-        machine, building: What it connects.
-        round_trip_s, slow_round_trip_s: Median and 95th percentile for small frames, before the run.
+        machine, building: The machine and building that it connects.
+        round_trip_s, slow_round_trip_s: Median and 95th percentile of the round-trip time of small frames, before the
+            run.
         rate_bps: Rate before the run, in the slower direction.
         needed_bps: Peak demand of the network.
         least_delay_s: Smallest delay of the WAN links to the building.
-        sent, arrived: Frames sent into the tunnel at both ends, and received from it.
-        clock_s: Largest possible clock difference between the machines, as ranks see it, before or after the run.
+        sent, arrived: Number of frames sent into the tunnel at both ends, and number received from it.
+        clock_s: Largest possible clock difference between the machines as ranks see it, before or after the run.
     """
 
     machine: str
@@ -272,7 +275,7 @@ def tunnel_delay(tunnels: Sequence[Tunnel]) -> Finding:
 
 @check("0 frames")
 def tunnel_loss(tunnels: Sequence[Tunnel]) -> Finding:
-    """Check that all frames sent into a tunnel arrived, over the whole run."""
+    """Check that all frames sent into a tunnel arrived during the whole run."""
     lost = {tunnel.name: tunnel.sent - tunnel.arrived for tunnel in tunnels}
     name = max(lost, key=lambda name: abs(lost[name]))
     return Finding(
@@ -285,7 +288,7 @@ def tunnel_loss(tunnels: Sequence[Tunnel]) -> Finding:
 
 @check("within {}", limits=(0.0005, 0.005), unit="ms")
 def clocks_agree(tunnels: Sequence[Tunnel]) -> Finding:
-    """Check the difference between the clocks of the machines that ranks time their steps with."""
+    """Check the difference between the machines' clocks, which ranks use to time their steps."""
     worst = max(tunnels, key=lambda tunnel: tunnel.clock_s)
     return Finding(
         f"{worst.clock_s * 1e3:.3f} ms",

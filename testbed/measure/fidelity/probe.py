@@ -1,7 +1,7 @@
-"""Probes of rate and delay of every WAN link of a running fabric, before anything else uses it.
+"""Probes of the rate and delay of every WAN link of a running fabric, before anything else uses it.
 
-Probe nodes are attached to the edges without shaping, and rules pin each of their addresses to one link, so every link
-is measured by itself.
+Probe nodes are attached to the edges without shaping. Rules pin each of their addresses to one link, so every link is
+measured separately.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from testbed.spec.link_direction import PACKET_FAULTS, Direction
 from testbed.spec.topology import Topology, probe_address
 
 DELAY_PACKETS = 20
-JITTER_PACKETS = 60  # for a spread worth having
+JITTER_PACKETS = 60  # enough for a useful estimate of the spread
 RATE_BOUND = 0.03
 SPREAD_BOUND, SPREAD_BOUND_S = 2.0, 0.0005
 # Interquartile range of the delay, divided by the jitter: uniform within +-1; normal; Pareto of shape 3, with the
@@ -36,15 +36,15 @@ SPREAD_BOUND, SPREAD_BOUND_S = 2.0, 0.0005
 SPREADS = {"uniform": 1.0, "normal": 1.349, "pareto": 0.562}
 ATTEMPTS = 3
 BLAST_S = 0.3
-BLAST_PACKETS = 60  # minimum; slow links get smaller packets to reach it
+BLAST_PACKETS = 60  # minimum; slow links get smaller packets so that this number fits
 SMALLEST_PAYLOAD_BYTES = 200
-HEADER_BYTES = 14 + 20 + 8  # Ethernet, IPv4 and UDP: what the shaper counts in addition to the payload
-BLAST_BYTES = 12_000_000  # maximum: the receive buffer holds all of it, however late it is read
+HEADER_BYTES = 14 + 20 + 8  # Ethernet, IPv4 and UDP, which the shaper counts in addition to the payload
+BLAST_BYTES = 12_000_000  # maximum, so that the receive buffer holds the whole blast however late it is read
 IN_FLIGHT_BYTES = 16 << 20  # maximum of the probe's own packets, however large the bandwidth-delay product
 PACE = 1.1  # sending rate relative to the link's rate
-STOCK_S = 0.02  # backlog in the link's queue, so that it does not run empty while the sender has no core
+STOCK_S = 0.02  # backlog that keeps the link's queue filled while the sender has no core
 DRY = 0.01  # share of the blast by which the sender may fall behind the link's rate
-STALL_FRAMES = 4  # a gap of this many frame times is not a stall, however short the blast
+STALL_FRAMES = 4  # a gap of up to this many frame times is not a stall, however short the blast
 QUIET_S = 0.05
 
 
@@ -53,12 +53,13 @@ class LinkMeasurement:
     """One direction of a WAN link: its configuration and the probe's result.
 
     Attributes:
-        a, b, plane, direction: Identify the direction of the link.
+        a, b, plane, direction: Together they identify the direction of the link.
         asked: The configured properties.
         rate_bps: Measured rate of Ethernet frames; NaN if no packet arrived.
         delay_s: Median one-way delay without the probe packet's serialisation time; NaN if no packet arrived.
-        lost: Lost share of the packets sent one at a time.
-        saturated: Whether the probe could send at the configured rate; if not, the link may be faster than measured.
+        lost: Share lost of the packets that were sent one at a time.
+        saturated: Whether the probe could send at the configured rate; if it could not, the link may be faster than
+            measured.
         rate_noise: Share by which configured loss, duplicates and jitter can change the measured rate.
         spread_s: Interquartile range of the delays.
     """
@@ -91,7 +92,7 @@ def measure_links(topology: Topology, pids: Mapping[str, int]) -> list[LinkMeasu
         for direction, here, there in (("a_to_b", a, b), ("b_to_a", b, a)):
             asked: Direction = getattr(link, direction)
             packets = JITTER_PACKETS if asked.jitter_s else DELAY_PACKETS
-            for _ in range(ATTEMPTS):  # a hiccup of the host passes, a wrong link stays wrong
+            for _ in range(ATTEMPTS):  # a short disturbance of the host passes, but a wrong link stays wrong
                 times = measure_one_way_delays(here, there, packets)
                 if spread_offence(asked, spread(times)) <= 1:
                     break
@@ -133,9 +134,9 @@ def expected_spread_s(asked: Direction) -> float:
 
 
 def spread_offence(asked: Direction, spread_s: float) -> float:
-    """Rate how far the spread of delays is off: above 1 is out of bounds.
+    """Return the deviation of the delays' spread relative to its bound: above 1 is out of bounds.
 
-    It is 0 if no packet arrived, which the invariants of loss and delay report.
+    It is 0 if no packet arrived; the invariants of loss and delay report that case.
     """
     if math.isnan(spread_s):
         return 0.0
@@ -147,20 +148,21 @@ def spread_offence(asked: Direction, spread_s: float) -> float:
 
 
 def _rate(here: Endpoint, there: Endpoint, asked: Direction, mtu: int) -> tuple[float, bool, float, bool]:
-    """Measure the rate at which datagrams, sent slightly too fast, arrive by the receiving kernel's time stamps.
+    """Measure the arrival rate of datagrams that are sent slightly too fast, from the receiving kernel's time stamps.
 
-    Configured loss and duplicates are corrected for.
+    The result is corrected for configured loss and duplicates.
 
     Returns:
-        The rate in bit/s, whether the datagrams were sent fast enough, the share by which randomness can change the
-        rate, and whether a single gap between arrivals changed it by the bound, which can hide a link that is too fast.
+        The rate in bit/s, whether the datagrams were sent fast enough, and the share by which randomness can change the
+        rate. The last element is true if a single gap between arrivals changed the rate by as much as the bound. Such a
+        gap can hide a link that is too fast.
     """
     fitting = int(asked.rate_bps * BLAST_S / 8 / BLAST_PACKETS) - HEADER_BYTES
     payload = max(SMALLEST_PAYLOAD_BYTES, min(mtu - 28, fitting))
     frame = payload + HEADER_BYTES
     rate = asked.rate_bps / 8 / frame  # frames per second
     # The blast begins with twice the shaper's burst at once, so that frames queue from then on. The pace then keeps the
-    # queue from running empty without overflowing it.
+    # queue filled without overflowing it.
     head = 2 * burst_bytes(asked.rate_bps, mtu) // frame + 1
     stock = min(STOCK_S * rate, asked.queue_bytes / 4 / frame)
     count = head + max(BLAST_PACKETS // 2, int(min(BLAST_S * rate, BLAST_BYTES / frame)))
@@ -180,14 +182,14 @@ def _rate(here: Endpoint, there: Endpoint, asked: Direction, mtu: int) -> tuple[
                     sender.send(data)
                 sent += 1
             time.sleep(0.001)
-        # wait for what is queued or in flight, so that it does not disturb the next measurement
+        # wait for queued frames and frames in flight, so that they do not disturb the next measurement
         patience_s = asked.delay_s + asked.jitter_s + asked.queue_bytes * 8 / asked.rate_bps + QUIET_S
         last = time.monotonic()
         while len(stamps) < count and time.monotonic() - last < patience_s:
             if _collect(receiver, stamps, QUIET_S):
                 last = time.monotonic()
     saturated = missing <= DRY * count
-    stamps = stamps[max(head, len(stamps) // 3) :]  # a third, as the burst affects more of a short blast
+    stamps = stamps[max(head, len(stamps) // 3) :]  # a third: in a short blast the burst affects more
     if len(stamps) < 2 or stamps[-1] <= stamps[0]:
         return float("nan"), saturated, 0.0, False
     took_s = (stamps[-1] - stamps[0]) / 1e9
@@ -197,13 +199,13 @@ def _rate(here: Endpoint, there: Endpoint, asked: Direction, mtu: int) -> tuple[
         changed += abs(PACKET_FAULTS[kind].arrivals) * share
     noise = 2.6 * math.sqrt(changed * asked.loss_spread / len(stamps)) + 2 * asked.jitter_s / took_s
     gap_s = max(later - earlier for earlier, later in itertools.pairwise(stamps)) / 1e9
-    # configured loss and jitter leave gaps as well
+    # configured loss and jitter also leave gaps
     stalled = not noise and gap_s > max(RATE_BOUND * took_s, STALL_FRAMES / rate)
     return (len(stamps) - 1) * frame * 8 / took_s / arriving, saturated, noise, stalled
 
 
 def _collect(receiver: socket.socket, stamps: list[int], wait_s: float) -> bool:
-    """Receive all packets that have arrived, waiting at most `wait_s` for the first; return whether there were any."""
+    """Receive all packets that have arrived, waiting at most `wait_s` for the first; return whether there are any."""
     if not wait_readable([receiver], wait_s):
         return False
     with contextlib.suppress(BlockingIOError):

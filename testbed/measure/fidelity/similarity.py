@@ -1,8 +1,8 @@
-"""Similarity of the scale model to the real network, by dimensionless numbers. Pure functions.
+"""The similarity of the scale model to the real network, in terms of dimensionless numbers. Pure functions.
 
 Two networks behave alike if the dimensionless numbers that govern them are equal, as in any scale model (Barenblatt,
-"Scaling", 2003). Size scale and time dilation preserve some of them by construction and change others. A change does
-harm only beyond a threshold, and then the verdict says so.
+"Scaling", 2003). Size scale and time dilation preserve some of these numbers by construction and change others. A
+change does harm only beyond a threshold; if it does, the verdict reports it.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from testbed.spec.scenario import Scenario
 from testbed.spec.topology import Topology
 from testbed.workload.job.job import Workload
 
-LEAST_PACKETS = 4  # per message: with fewer, store-and-forward of single packets becomes visible
-LEAST_QUEUE_PACKETS = 20  # with fewer, the initial windows of two connections (RFC 6928) overflow it
+LEAST_PACKETS = 4  # per message: with fewer, the store-and-forward delay of single packets becomes visible
+LEAST_QUEUE_PACKETS = 20  # with fewer, the initial windows of two connections (RFC 6928) overflow the queue
 LARGEST_OVERHEAD = 0.1
 MATHIS = round(RESPONSE_FACTOR, 2)
 
@@ -34,8 +34,9 @@ MATHIS = round(RESPONSE_FACTOR, 2)
 class Traffic:
     """The traffic of a step, in real figures.
 
-    `message_bytes` is its largest message, `gradient_bytes` all that it reduces. `overhead_s` is the software cost per
-    message in the real network, `emulated_overhead_s` the cost here, in emulated seconds.
+    `message_bytes` is the size of its largest message, and `gradient_bytes` the total that it reduces. `overhead_s` is
+    the software cost per message in the real network, and `emulated_overhead_s` the cost in the emulation, in emulated
+    seconds.
     """
 
     message_bytes: float
@@ -60,7 +61,7 @@ class DimensionlessNumber(ResultModel):
     def of(
         cls, name: str, real: float, emulated: float, meaning: str, harm: str | None = None
     ) -> DimensionlessNumber:
-        """Return the number; it is preserved if both networks have the same one, within a percent."""
+        """Return the number; it counts as preserved if the values of both networks agree to within one percent."""
         preserved = math.isclose(real, emulated, rel_tol=0.01)
         return cls(name=name, real=real, emulated=emulated, preserved=preserved, meaning=meaning, harm=harm)
 
@@ -68,7 +69,7 @@ class DimensionlessNumber(ResultModel):
 def dimensionless(
     real: Topology, emulated: Topology, scale: Scale, traffic: Traffic
 ) -> Iterator[DimensionlessNumber]:
-    """Yield the numbers of a scenario; those of WAN links are of the one with the largest bandwidth-delay product."""
+    """Yield a scenario's numbers; those of WAN links describe the link with the largest bandwidth-delay product."""
     number, mtu, message_bytes = DimensionlessNumber.of, real.mtu, traffic.message_bytes
     emulated_bytes = scale.emulated_bytes(message_bytes)
     nic, emulated_nic = (min(host.nic.rate_bps for host in one.hosts) for one in (real, emulated))
@@ -157,7 +158,7 @@ def _bdp_bytes(link: WanLink) -> float:
 
 @check("no number beyond where results transfer", "caution")
 def scale_similarity(numbers: Sequence[DimensionlessNumber], scale: Scale) -> Finding:
-    """Check that the scale model leaves out nothing that matters in this scenario."""
+    """Check that the scale model preserves everything that matters in this scenario."""
     if scale.is_one:
         return Finding("not scaled", "The run is not scaled.")
     harms = [number.harm for number in numbers if number.harm]

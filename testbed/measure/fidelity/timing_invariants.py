@@ -9,8 +9,8 @@ from statistics import median
 
 from testbed.measure.fidelity.verdict import Finding, check
 
-# Allowed deviation under the virtual clock without randomness: ALIKE for an isolated step, DRIFT for one that matches
-# its neighbour or is among the first SETTLING steps, in which TCP's windows open
+# Allowed deviation under the virtual clock without randomness: ALIKE for an isolated step, and DRIFT for a step that
+# matches its neighbour or is among the first SETTLING steps, in which TCP's windows grow
 ALIKE, DRIFT, ALIKE_S, SETTLING = 0.02, 0.05, 0.0002, 2
 # If most later steps are equal and no queue drops packets: DEVIATIONS times the usual deviation, but at least EQUAL
 DEVIATIONS, EQUAL, ENOUGH = 10, 0.005, 3
@@ -18,7 +18,7 @@ MODEL_S = 0.001
 REAL_MODEL, REAL_MODEL_S = (
     0.35,
     0.01,
-)  # with the real clock: slack for slow steps, on top of the model's error
+)  # on the real clock: slack for slow steps, in addition to the model's error
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,9 @@ def steps_alike(steps: Sequence[StepTime], why_not: str = "", dropped: int = 0) 
 
     Args:
         steps: The steps of one variant.
-        why_not: A sentence saying why steps may differ; empty if there is no reason.
-        dropped: Frames that the topology's queues dropped in the whole run. Which frames are dropped is chaotic, so
-            steps with retransmissions are then left out, and the others may differ more.
+        why_not: A sentence that explains why steps may differ; empty if there is no reason.
+        dropped: Number of frames that the topology's queues dropped in the whole run. The choice of dropped frames is
+            chaotic, so steps with retransmissions are left out in this case, and the others may differ more.
     """
     compared = [step for step in steps if not (dropped and step.resent)]
     if not why_not and len(compared) < 2:
@@ -86,9 +86,9 @@ def model_error(
     Args:
         steps: The steps of one variant.
         predicted_s: The predicted step time in seconds; None if the model does not cover the scenario.
-        stated: The model's stated relative error for such scenarios; None if it was never measured.
-        exact: Whether the run used the virtual clock; with the real one, steps take longer than predicted.
-        singly: Whether to check single steps as well, which is wrong if randomness makes them differ.
+        stated: The model's documented relative error for such scenarios; None if it was never measured.
+        exact: Whether the run used the virtual clock; on the real clock, steps take longer than predicted.
+        singly: Whether to check single steps, too; this must be false if randomness makes them differ.
     """
     if predicted_s is None or stated is None:
         sentence = "The model does not cover this scenario."
@@ -137,8 +137,8 @@ def model_agreement(
         measured_s: Measured time in seconds; None if there is only one rank.
         model_s: Predicted time in seconds.
         exact: Whether the run used the virtual clock, which has tighter bounds.
-        slowest_s: Prediction for the slowest of parallel links, if the policy decides which one is taken.
-        lossy: Whether links lose packets. The model ignores losses, so there is no upper bound then.
+        slowest_s: Prediction for the slowest of several parallel links, if the policy decides which one is taken.
+        lossy: Whether links lose packets. The model ignores losses, so in this case there is no upper bound.
         what: Name of the collective in the sentence.
     """
     faster, slower, absolute_s = bounds = EXACT if exact else REAL_CLOCK

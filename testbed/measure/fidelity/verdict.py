@@ -1,4 +1,4 @@
-"""The verdict on a result: the declared checks, their findings, and the status that follows from those that failed."""
+"""The verdict on a result: the declared checks, their findings, and the status that follows from the failed checks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _UNITS: dict[str, Callable[[float], str]] = {
 
 
 class Invariant(ResultModel):
-    """An invariant: something that must hold for the figures to be meaningful."""
+    """An invariant: a condition that must be true for the figures to be meaningful."""
 
     name: str = Field(description="One of the [checks](#checks).")
     bound: str = Field(description="What is allowed.")
@@ -42,12 +42,12 @@ class Verdict(ResultModel):
 
     @property
     def failed(self) -> tuple[Invariant, ...]:
-        """The invariants that did not hold."""
+        """The invariants that are violated."""
         return tuple(entry for entry in self.invariants if entry.ok is False)
 
 
 def judge(invariants: Iterable[Invariant]) -> Verdict:
-    """Return the verdict on some invariants: as bad as the worst that failed."""
+    """Return the verdict on some invariants, with the worst status among those that failed."""
     entries = tuple(invariants)
     return Verdict(status=worst(entry.severity for entry in entries if entry.ok is False), invariants=entries)
 
@@ -59,10 +59,10 @@ def worst(statuses: Iterable[Status]) -> Status:
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check found: the measured value as text with its unit, and one sentence for the reader.
+    """The outcome of a check: the measured value as text with its unit, and one sentence for the reader.
 
     `ok` is None if the check does not apply. With a `value`, `ok` and the severity follow from the check's limits.
-    `severity`, `bound` and `limits` replace those of the check's declaration where they depend on the run.
+    `severity`, `bound` and `limits` replace those of the check's declaration if they depend on the run.
     """
 
     measured: str
@@ -79,12 +79,12 @@ class Check(Generic[P]):
     """One field of the verdict. Its record, the reference page and the reports derive from this declaration.
 
     Attributes:
-        compare: Compares what was observed with what is right. Its name is that of the check, its docstring says what
-            is compared.
-        bound: What is allowed, as text; `{}` stands for the first of `limits`.
+        compare: Compares the observations with the correct values. Its name is that of the check, and its docstring
+            states what is compared.
+        bound: The allowed values, as text; `{}` stands for the first of `limits`.
         severity: The status of the verdict if the check fails; with `limits`, it depends on the value.
         limits: The values above which the verdict is `caution` and `untrusted`, in `unit` ("%" or "ms" in text).
-        failure: What failing means, for the reference page, if `severity` depends on the run.
+        failure: The meaning of a failure, for the reference page, if `severity` depends on the run.
         exempt: Why the check cannot fail under the virtual clock; empty if it can.
     """
 
@@ -103,12 +103,12 @@ class Check(Generic[P]):
 
     @property
     def summary(self) -> str:
-        """What is compared: the first sentence of the docstring, without what it says of arguments."""
+        """The comparison in words: the first sentence of the docstring, without its remarks on arguments."""
         text = " ".join((self.compare.__doc__ or "").split())
         return re.split(r"\. |\.$|; `|, likewise", text)[0]
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Invariant:
-        """Compare, and return the invariant."""
+        """Run the comparison and return the invariant."""
         found = self.compare(*args, **kwargs)
         ok, severity, limits = found.ok, found.severity or self.severity, found.limits or self.limits
         if found.value is not None and limits is not None:
@@ -128,7 +128,7 @@ class Check(Generic[P]):
 
     @property
     def bound_text(self) -> str:
-        """What is allowed, with the limit filled in."""
+        """The text of the bound, with the limit filled in."""
         return self.bound.format(_UNITS[self.unit](self.limits[0])) if self.limits else self.bound
 
     @property
@@ -157,5 +157,5 @@ def check(
 
 
 def checks_of(*modules: ModuleType) -> list[Check[Any]]:
-    """Return the checks that some modules declare, in the order of their declaration."""
+    """Return the checks that the given modules declare, in the order of their declaration."""
     return [own for module in modules for own in vars(module).values() if isinstance(own, Check)]

@@ -1,8 +1,8 @@
-"""Host monitor of a run in a process of its own: `python -m testbed.measure.fidelity.watcher FILE`.
+"""The host monitor of a run, in a separate process: `python -m testbed.measure.fidelity.watcher FILE`.
 
 A ticker wakes up 500 times a second and records how late each wake-up is. It has normal priority, so it sees the same
 delays as the ranks. Every 100 ms it writes a line with the lateness, how the cores spent their time, and how much of
-that went to processes outside the run. The run is the parent process and all its descendants.
+that time processes outside the run used. The run is the parent process and all its descendants.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from testbed.measure.fidelity.cpu_monitor import WINDOW_S, CpuTimes, OwnProcesses, has_run_times
 from testbed.processes import set_parent_death_signal
 
-TICK_S = 0.002  # each tick costs about 30 us of a core: twice the frequency would take 3 % of it
+TICK_S = 0.002  # each tick costs about 30 us of a core: twice the frequency would take 3 % of a core
 IN_TIME_S = 0.0002  # lateness below this is timer noise and is not recorded
 REFRESH_S = 1.0
 CORES = os.cpu_count() or 1
@@ -28,7 +28,7 @@ CORES = os.cpu_count() or 1
 def late_ticks(lag_s: float) -> list[float]:
     """Return the lateness of every tick that was due when one wake-up came `lag_s` late.
 
-    A stall of 20 ms delays many ticks. Counting it as one would make long stalls look better than short ones.
+    A stall of 20 ms delays many ticks. If it counted as one late tick, long stalls would look better than short ones.
     """
     return [round(lag_s - number * TICK_S, 6) for number in range(int(lag_s / TICK_S) + 1)]
 
@@ -81,7 +81,7 @@ def main() -> None:
     set_parent_death_signal(signal.SIGTERM)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the run stops the monitor itself, with SIGTERM
     print("watching", flush=True)
-    with contextlib.suppress(FileNotFoundError):  # the run directory was removed meanwhile
+    with contextlib.suppress(FileNotFoundError):  # the run directory was removed in the meantime
         watch(Path(sys.argv[1]), stop)
 
 

@@ -1,1 +1,1 @@
-"""Processes of a job: launcher, ranks and their telemetry, background traffic, and users' programs."""
+"""The processes of a job: launcher, ranks and their telemetry, background traffic, and users' programs."""

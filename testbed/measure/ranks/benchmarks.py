@@ -52,7 +52,7 @@ def numel_for(collective: str, size_bytes: int, itemsize: int, ranks: int) -> in
 
 
 def sent_elements(collective: str, numel: int, ranks: int) -> float:
-    """Return the elements that count for the bandwidth: the array's, or the mean of the real rows if uneven."""
+    """Return the elements that count for the bandwidth: those of the array, or the mean of the real rows if uneven."""
     if not collective_of(collective).uneven:
         return numel
     most = numel // ranks
@@ -60,7 +60,7 @@ def sent_elements(collective: str, numel: int, ranks: int) -> float:
 
 
 class BenchRank:
-    """A rank of a collective benchmark; `emit(event)` is called with a result for each case."""
+    """A rank of a collective benchmark; it calls `emit(event)` with a result for each case."""
 
     def __init__(self, spec: BenchSpec, rank: int, emit: Callable[[dict[str, Any]], None]) -> None:
         self.spec = spec
@@ -114,7 +114,7 @@ PORTS_EACH = 2  # per rank and kind of group: one for connections, one for the b
 
 @dataclass(frozen=True)
 class GroupKind:
-    """Groups of `size` ranks, `stride` apart: all ranks, or the groups of one parallelism dimension."""
+    """Groups of `size` ranks that are `stride` apart: all ranks, or the groups of one parallelism dimension."""
 
     name: str
     size: int
@@ -131,7 +131,7 @@ class GroupKind:
 
 
 def group_kinds(ranks: int, dimensions: Sequence[tuple[str, int]]) -> tuple[GroupKind, ...]:
-    """Return the group of all ranks, then those of each parallelism dimension, the first with consecutive ranks."""
+    """Return the group of all ranks, then those of each parallelism dimension; the first has consecutive ranks."""
     found, stride = [GroupKind("all", ranks, 1)], 1
     for name, size in dimensions:
         found.append(GroupKind(name, size, stride))
@@ -141,7 +141,7 @@ def group_kinds(ranks: int, dimensions: Sequence[tuple[str, int]]) -> tuple[Grou
 
 @dataclass(frozen=True)
 class BootstrapSpec:
-    """The specification of a bootstrap benchmark, as sent to ranks. Times are CLOCK_MONOTONIC.
+    """The specification of a bootstrap benchmark, as sent to ranks. Times are those of CLOCK_MONOTONIC.
 
     `slots` is each rank's index on its host. `begin_s` is the common start.
     """
@@ -168,7 +168,7 @@ class BootstrapSpec:
 
 
 class BootstrapRank:
-    """A rank of a bootstrap benchmark; `emit(event)` is called with its times by activity, sockets, bytes, memory."""
+    """A rank of a bootstrap benchmark; it calls `emit(event)` with its times by activity, sockets, bytes and memory."""
 
     def __init__(self, spec: BootstrapSpec, rank: int, emit: Callable[[dict[str, Any]], None]) -> None:
         self.spec = spec
@@ -201,7 +201,7 @@ class BootstrapRank:
             )
             Communicator(
                 self.transports[0], timeout_s=spec.timeout_s
-            ).barrier()  # until all ranks have reported
+            ).barrier()  # wait until all ranks have reported
         finally:
             for transport in self.transports:
                 transport.close()
@@ -217,7 +217,7 @@ class BootstrapRank:
                 self.doors[kind] = open_listener(door, group.size)
 
     def _group(self, kind: int, group: GroupKind) -> None:
-        """Find the group's members unless they are known, connect, and use the group once."""
+        """Find the group's members unless they are already known, connect, and use the group once."""
         spec, members, place = self.spec, group.members(self.rank), group.place(self.rank)
         own = spec.address(self.rank, kind)
         if kind > 0 and spec.way.reuses:
@@ -246,7 +246,7 @@ class BootstrapRank:
         self._spent("connecting", begun_s)
 
     def _first_use(self, transport: TcpTransport) -> None:
-        """Send a byte to all peers of ring and recursive-doubling algorithms, which makes lazy connections."""
+        """Send a byte to all peers of ring and recursive-doubling algorithms, which opens the lazy connections."""
         communicator = Communicator(transport, timeout_s=self.spec.timeout_s)
         for send_to, receive_from in exchange_peers(transport.rank, transport.size):
             sent, received = np.zeros(1, np.int8), np.zeros(1, np.int8)
@@ -260,7 +260,7 @@ class BootstrapRank:
 
 
 def exchange_peers(rank: int, size: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Yield the peers that a rank sends to and receives from, by round: a ring, then recursive doubling."""
+    """Yield, by round, the peers that a rank sends to and receives from: first a ring, then recursive doubling."""
     if size > 1:
         yield ((rank + 1) % size,), ((rank - 1) % size,)
     distance = 2

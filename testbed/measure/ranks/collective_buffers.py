@@ -1,4 +1,4 @@
-"""Buffers and windows of a rank's collectives: filled with data of a known result, and checked."""
+"""Buffers and windows of a rank's collectives: filled with data whose result is known, and checked."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from testbed.workload.uniform_plans import uneven_rows
 
 
 def zeros(numel: int, dtype: str) -> Array:
-    """Return a new array in memory of its own."""
+    """Return a new array in separate memory."""
     kind = dtype_named(dtype)
     return np.frombuffer(private_memory(numel * kind.itemsize), dtype=kind, count=numel)
 
@@ -58,7 +58,7 @@ class CollectiveArrays:
             self.use_rows(uneven_rows(size, part))
 
     def use_rows(self, rows: Sequence[Sequence[int]]) -> None:
-        """Set the elements from each rank (row) to each other of an all_to_all_v; none exceeds the maximum part."""
+        """Set the elements that each rank (row) sends to each other in an all_to_all_v, at most the maximum part."""
         self.rows = rows
         self.input = self._most[: sum(rows[self.rank])]
 
@@ -94,13 +94,13 @@ class CollectiveArrays:
         return communicator.collective(self.collective, output, input, self.op, algorithm, async_op)
 
     def fill(self, salt: int = 0) -> None:
-        """Fill the input with data of a known result."""
+        """Fill the input with data whose result is known."""
         fill(self.input, self.rank, salt, self.op)
 
     def count_wrong(self, salt: int = 0, among: Sequence[int] | None = None) -> int:
         """Return the number of wrong elements in the result.
 
-        `among` are the ranks that took part in an all-reduce; None: all.
+        `among` are the ranks that took part in an all-reduce; None means all ranks.
         """
         if among is not None:
             return count_wrong_among(self.output, among, salt, self.op)
@@ -118,14 +118,14 @@ class CollectiveArrays:
 
 Checked = Callable[[int, int], None]
 """Called with the numbers of wrong and of checked elements."""
-CALLS = 100_000  # limit on calls of a group's windows in a step, so that no two have the same data
+CALLS = 100_000  # limit on calls of a group's windows in a step, so that no two calls have the same data
 
 
 class BlockWindows:
-    """The windows of a rank's one-sided blocks, by group; making them is collective.
+    """The windows of a rank's one-sided blocks, by group; creating them is a collective operation.
 
-    Blocks of a gather are the ranks' patterns. Blocks of a reduction are partial sums that include each rank's own
-    part. The final content of the windows is checked completely.
+    The blocks of a gather have the ranks' patterns. The blocks of a reduction have partial sums that include each
+    rank's own part. The final content of the windows is checked completely.
     """
 
     def __init__(self, plan: RankPlan, groups: Mapping[int, Communicator], dtype: str) -> None:
@@ -137,7 +137,7 @@ class BlockWindows:
     def start(
         self, block: Block, salt: int, timeout_s: float, on_checked: Checked
     ) -> tuple[Work, Callable[[], None]]:
-        """Start sending or receiving a block; return its Work and what to do when that is complete."""
+        """Start sending or receiving a block; return its Work and the callback for when that is complete."""
         own = self._of[block.group]
         if block.sends:
             return own.send(block, salt, timeout_s), lambda: None
@@ -190,7 +190,7 @@ class _GroupWindows:
         on_checked(count_wrong_output(collective, whole, place, size, seed, "sum"), whole.size)
 
     def _begin(self, block: Block, salt: int) -> None:
-        """Fill this rank's data of a call, if not done yet."""
+        """Fill this rank's data for a call, unless that is done already."""
         seed = _salt(block, salt)
         if self._filled.get(block.window) == seed:
             return

@@ -1,4 +1,4 @@
-"""Executor of one rank's plan: timed computing, messages and collectives, with receive credits."""
+"""The executor of one rank's plan: timed computation, messages and collectives, with receive credits."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ from testbed.workload.plan import (
 )
 from testbed.workload.plan_volume import ArrayKey, array_keys, message_buffer_elements
 
-STILL_S = 1.0  # polling interval of a rank that has stopped by a fault
-FIRST = 0  # the rank with the data pattern that messages carry
+STILL_S = 1.0  # polling interval of a rank that a fault has stopped
+FIRST = 0  # the rank whose data pattern messages carry
 
 
 @dataclass
 class PlanOutcome:
-    """The outcome of a plan: start and end of each operation, wrong elements, checked elements.
+    """The outcome of a plan: each operation's start and end, and the numbers of wrong and of checked elements.
 
     `deferred` has checks of arrays that no other operation overwrites; `run_checks` runs them outside the timed part.
-    `late_s` is how long after they could have started network operations did start.
+    `late_s` has, for network operations, the time from when they could have started until they did.
     """
 
     spans: list[tuple[float, float]]
@@ -67,17 +67,17 @@ class Executor:
 
     Args:
         plan: The job's plan.
-        of_class: Communicators of all ranks, by DSCP.
+        of_class: Communicators that span all ranks, by DSCP.
         groups: This rank's groups, by their number in the plan.
         dtype: Type of all elements.
         timeout_s: Time without progress after which the plan fails.
-        credits: Set if messages are sent only once their receivers wait for them.
+        credits: Set if a message is sent only after its receiver is waiting for it.
         faults: Faults that this rank injects.
-        lasting: Groups of elastic replicas. Their operations keep their own arrays until the step is committed; only
+        lasting: Groups of elastic replicas. Their operations keep separate arrays until the step is committed; only
             then may `run_checks` be called.
 
     Attributes:
-        computing_share: Share of the computing speed lost while any message or collective is in flight.
+        computing_share: Share of the compute speed that is lost while any message or collective is in flight.
     """
 
     computing_share = 0.0
@@ -106,7 +106,7 @@ class Executor:
         }
         self._blocks = BlockWindows(self.operations, groups, dtype)
         self._keys = array_keys(self.operations, self._lasting)
-        # arrays used by a single operation are filled before a step
+        # arrays that only one operation uses are filled before a step
         self._uses = Counter(self._keys.values())
         self._arrays: dict[ArrayKey, CollectiveArrays] = {}
         for key in self._uses:
@@ -121,7 +121,7 @@ class Executor:
         self._salts: dict[int, int] = {}
         for index, operation in enumerate(self.operations):
             if isinstance(operation, Block):
-                continue  # filled when they start
+                continue  # filled when the operations start
             if isinstance(operation, Message) and operation.sends:
                 fill(self._rooms[operation.stream], FIRST, salt)
             elif isinstance(operation, GroupCollective):
@@ -132,23 +132,23 @@ class Executor:
                     self._fill(index, operation)
 
     def run(self, start_s: float, algorithm: str = "") -> PlanOutcome:
-        """Run the whole plan once, from `start_s` (now, or a moment ago).
+        """Run the whole plan once, from `start_s`, which is now or a moment ago.
 
-        Computing counts from when it could have started, so that late wake-ups do not add up.
+        Computation is timed from when it could have started, so that late wake-ups do not add up.
 
         Args:
             start_s: Start of the step, CLOCK_MONOTONIC.
-            algorithm: Algorithm of collectives that name none.
+            algorithm: Algorithm of the collectives that do not name one.
 
         Raises:
-            TransportError: If a peer is lost, or nothing progresses within the timeout.
+            TransportError: If a peer is lost, or nothing makes progress within the timeout.
         """
         self._algorithm = algorithm
         tracker = DependencyTracker(self.operations, self._order)
         done = PlanOutcome([(start_s, start_s)] * len(self.operations))
         computing = TimedOperations(self.computing_share)
         works: dict[int, tuple[Work, Callable[[], None]]] = {}
-        held: list[int] = []  # messages whose receivers do not wait for them yet
+        held: list[int] = []  # messages whose receivers are not yet waiting for them
         ends: dict[int, float] = {}
         last_s = start_s
         self._seen_ended = -1
@@ -177,7 +177,7 @@ class Executor:
             completed = self._completed(works)
             for index in completed:
                 work, check = works.pop(index)
-                work.wait()  # raises its error, if it failed
+                work.wait()  # raises the operation's error if it failed
                 check()
                 over[index] = work.end_s
             if completed and all(isinstance(self.operations[index], Block) for index in works):
@@ -194,12 +194,12 @@ class Executor:
 
     @staticmethod
     def _slow_computing(computing: TimedOperations, operation: Operation, at_s: float) -> None:
-        """Slow down computing while an operation is in flight, unless that is a one-sided put."""
+        """Slow down computation while an operation is in flight, unless the operation is a one-sided put."""
         if not isinstance(operation, Block):
             computing.slow(at_s, True)
 
     def _hang(self) -> NoReturn:
-        """Start nothing more until the process is killed; operations in flight continue."""
+        """Start no further operations until the process is killed; operations in flight continue."""
         while True:
             try:
                 self.communicator.progress(STILL_S)
@@ -207,7 +207,7 @@ class Executor:
                 time.sleep(STILL_S)
 
     def _completed(self, works: Mapping[int, tuple[Work, Callable[[], None]]]) -> list[int]:
-        """Return the completed operations, without looking at each if none has ended, as after most frames."""
+        """Return the completed operations; skip the scan if none has ended, which is the case after most frames."""
         if self._seen_ended == self.communicator.ended:
             return []
         self._seen_ended = self.communicator.ended
@@ -220,7 +220,7 @@ class Executor:
         works: dict[int, tuple[Work, Callable[[], None]]],
         held: list[int],
     ) -> None:
-        """Wait until something may have happened; CollectiveTimeout if nothing has for too long."""
+        """Wait until something may have happened; raise CollectiveTimeout if nothing has for too long."""
         now_s = time.monotonic()
         next_s = computing.next_s
         until_s = last_s + self.timeout_s if next_s is None else next_s
@@ -291,7 +291,7 @@ class Executor:
 
 
 def check_message(room: Array, tag: int, salt: int, done: PlanOutcome) -> None:
-    """Check a received message: its first element identifies it, all others have the pattern."""
+    """Check a received message: its first element identifies it, and all others have the pattern."""
     done.checked += room.size
     if room[0] != tag + 1:
         done.wrong += 1
@@ -303,7 +303,7 @@ def check_message(room: Array, tag: int, salt: int, done: PlanOutcome) -> None:
 
 
 class TimedOperations:
-    """Compute and pause operations in progress, by number; `share` of the speed is lost while computing is slowed."""
+    """Compute and pause operations in progress, by number; slowed computation loses `share` of its speed."""
 
     def __init__(self, share: float = 0.0) -> None:
         self._slower = 1 / (1 - share)
@@ -312,7 +312,7 @@ class TimedOperations:
         self._pauses: dict[int, float] = {}
 
     def compute(self, number: int, at_s: float, duration_s: float) -> None:
-        """Start computing that takes `duration_s` at full speed."""
+        """Start a computation that takes `duration_s` at full speed."""
         self._computing[number] = at_s + duration_s * (self._slower if self._slowed else 1.0)
 
     def pause(self, number: int, at_s: float, duration_s: float) -> None:
@@ -320,7 +320,7 @@ class TimedOperations:
         self._pauses[number] = at_s + duration_s
 
     def slow(self, at_s: float, whether: bool) -> None:
-        """Slow down the rest of all computing from `at_s` on, or stop slowing it."""
+        """Slow down the rest of all computation from `at_s` on, or end the slowdown."""
         if whether == self._slowed:
             return
         self._slowed = whether
@@ -341,7 +341,7 @@ class TimedOperations:
 
     @property
     def next_s(self) -> float | None:
-        """When the next operation ends; None if there are none."""
+        """Return when the next operation ends; None if there are none."""
         return min((*self._computing.values(), *self._pauses.values()), default=None)
 
 
@@ -351,7 +351,7 @@ CreditSockets = Sequence[tuple[socket.socket, socket.socket]]
 
 
 def credit_sockets(ranks: int) -> CreditSockets:
-    """Make the sockets for receive credits, before the ranks are forked."""
+    """Create the sockets for receive credits, before the ranks are forked."""
     return [socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM) for _ in range(ranks)]
 
 
@@ -366,7 +366,7 @@ class ReceiveCredits:
         self._thread.start()
 
     def grant(self, sender: int, tag: int) -> None:
-        """Grant the sender a credit: this rank waits for its message."""
+        """Grant the sender a credit, because this rank is waiting for its message."""
         self._sockets[sender][1].send(_NOTE.pack(self._rank, tag))
 
     def take(self, receiver: int, tag: int) -> bool:

@@ -14,13 +14,13 @@ from testbed.workload.plan import GroupCollective
 OTHER_TYPE = {
     "bfloat16": "float32",
     "float16": "float32",
-}  # a type of another size, as in careless mixed precision
+}  # a type of another size, as in wrongly configured mixed precision
 USUAL_OTHER_TYPE = "bfloat16"
 
 
 @dataclass
 class _Lasting:
-    """A fault and its span by CLOCK_MONOTONIC; `used` says whether a one-step fault has been applied."""
+    """A fault and its span on CLOCK_MONOTONIC; `used` is true if a one-step fault has been applied."""
 
     fault: RankFault
     begin_s: float
@@ -29,7 +29,7 @@ class _Lasting:
 
 
 class RankFaults:
-    """The faults of one rank, if any; times are in seconds of CLOCK_MONOTONIC."""
+    """The faults of one rank, possibly none; times are in seconds of CLOCK_MONOTONIC."""
 
     def __init__(self, faults: Iterable[RankFault] = ()) -> None:
         self._faults = tuple(faults)
@@ -45,9 +45,9 @@ class RankFaults:
         return cls(fault for fault in faults if fault.rank == rank)
 
     def step(self, variant: str, trial: int, start_s: float) -> None:
-        """Prepare for a step that starts at `start_s`; one-step faults that are due are applied to it.
+        """Prepare for a step that starts at `start_s`; due one-step faults apply to this step.
 
-        Another variant removes all earlier faults. Trials count from 0.
+        A change of variant removes all earlier faults. Trials count from 0.
         """
         if variant != self._variant or trial == 0:
             self._variant, self._lasting = variant, []
@@ -70,7 +70,7 @@ class RankFaults:
                 self._mismatched[fault.place] = fault.what
 
     def slowdown(self, now_s: float) -> float:
-        """Return the factor by which computing that starts now takes longer."""
+        """Return the factor by which a computation that starts now takes longer."""
         return math.prod(lasting.fault.factor for lasting in self._active(SLOW, now_s))
 
     def control_delay_s(self, now_s: float) -> float:
@@ -79,7 +79,7 @@ class RankFaults:
 
     @property
     def slow_io(self) -> bool:
-        """Whether there is any fault that delays control parts."""
+        """Whether any fault delays control parts."""
         return any(fault.action == SLOW_IO for fault in self._faults)
 
     def _active(self, action: str, now_s: float) -> list[_Lasting]:
@@ -94,18 +94,18 @@ class RankFaults:
         return place in self._skipped
 
     def place(self, place: int) -> int:
-        """Return the operation of the plan that the rank runs in place of another."""
+        """Return the operation of the plan that the rank runs in place of the given one."""
         return self._places.get(place, place)
 
     def mismatch(self, place: int) -> str:
-        """Return in what a collective differs from that of the other ranks; "" if it does not."""
+        """Return the property in which a collective differs from that of the other ranks; "" if it does not differ."""
         return self._mismatched.get(place, "")
 
 
 def make_mismatched(
     operation: GroupCollective, what: str, dtype: str, rank: int, size: int
 ) -> tuple[GroupCollective, CollectiveArrays]:
-    """Return a collective of another size or another type, and its arrays; `rank` and `size` are in its group."""
+    """Return a collective of another size or type, and its arrays; `rank` and `size` refer to its group."""
     if what == TYPE:
         dtype = OTHER_TYPE.get(dtype, USUAL_OTHER_TYPE)
     else:
@@ -118,7 +118,7 @@ def make_mismatched(
 
 
 def _smaller(operation: GroupCollective, size: int) -> GroupCollective:
-    """Return about half of a collective, or twice as much if it cannot be halved."""
+    """Return a collective of about half the size, or of twice the size if it cannot be halved."""
     if operation.uneven:
         halves = tuple(tuple(count // 2 for count in row) for row in operation.rows())
         return replace(operation, counts=(), returns=False, table=halves)

@@ -1,14 +1,14 @@
 """The preloaded parent of all (or the listed) ranks: `python -m testbed.measure.ranks.launcher [RANK,RANK,...]`.
 
-It imports once what the ranks need, then forks them: see `ranks.process`. The first line of standard input is the job
-in JSON. Events go to standard output as JSON lines. Further input lines are requests:
+It imports the modules that ranks need once, and then forks the ranks: see `ranks.process`. The first line of standard
+input is the job in JSON. Events go to standard output as JSON lines. Further input lines are requests:
 
 - {"return": [RANK, ...]} restarts killed ranks, if the job survives that.
 - {"died": RANK} reports that a rank was killed.
 - {"dump": NAME} dumps the flight recorders into a directory of that name.
 
-It stops everything at the end of standard input or when its parent dies. It dumps the flight recorders at the end and
-on SIGUSR1.
+It stops all processes at the end of standard input or when its parent dies. It dumps the flight recorders at the end
+and on SIGUSR1.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from testbed.measure.ranks.process import (
 from testbed.processes import set_parent_death_signal
 from testbed.workload.job.endpoints import RankEndpoint
 
-# time for the other ranks to report once one has failed; longer than a transport takes to close
+# time for the other ranks to report after one has failed; longer than a transport takes to close
 GRACE_S = 2.5
 LOOK_S = 0.2  # polling interval for ended processes
 
@@ -60,7 +60,7 @@ class Launcher:
         self.selector = selectors.DefaultSelector()
         self.children: dict[int, ProcessRole] = {}
         self.finished: set[int] = set()
-        self.killed: set[int] = set()  # and not restarted
+        self.killed: set[int] = set()  # killed ranks that are not restarted
         self.incarnations = {endpoint.rank: 0 for endpoint in work.endpoints}
         self.failed = False
         self.buffers: dict[int, bytes] = {0: b""}
@@ -138,11 +138,11 @@ class Launcher:
 
     @property
     def over(self) -> bool:
-        """Whether all processes have ended and no killed rank can still be restarted."""
+        """Whether all processes have ended and no killed rank can be restarted any more."""
         return not self.children and (not self.killed or bool(self.finished))
 
     def watch(self) -> bool:
-        """Pass events on until all ranks have ended, and return whether all finished or were killed by events."""
+        """Forward events until all ranks have ended, and return whether all finished or were killed by events."""
         self.selector.register(0, selectors.EVENT_READ)
         deadline: float | None = None
         background_stopped = False
@@ -180,7 +180,7 @@ class Launcher:
         return bool(data)
 
     def _return(self, ranks: Sequence[int]) -> None:
-        """Restart ranks, each in its own process; those still running are killed first."""
+        """Restart ranks, each in its own process; ranks that are still running are killed first."""
         if not self.work.survives_kills:
             return
         for endpoint in (endpoint for endpoint in self.work.endpoints if endpoint.rank in ranks):
@@ -236,7 +236,7 @@ class Launcher:
                     self._on_step(event["index"])
 
     def _on_end(self, event: dict[str, Any]) -> None:
-        """Record when a rank reports the end of a step, and pass that on once all ranks of this launcher have."""
+        """Record when a rank reports a step's end; forward the event once all ranks of this launcher have done so."""
         index, of = event["index"], event["of"]
         heard_s = self.ended_steps.setdefault(index, {})
         heard_s[event["rank"]] = time.monotonic()
@@ -274,9 +274,9 @@ class Launcher:
         _emit({"event": "killed", **role.who, "ranks": ranks, "message": f"its process {pid} was {how}"})
 
     def dump(self, name: str = "") -> None:
-        """Dump every rank's flight recorder and how the rank ended, if known.
+        """Dump every rank's flight recorder, with how the rank ended, if known.
 
-        `name` is a subdirectory; the dumps at the end have none.
+        `name` is a subdirectory; the dumps at the end of the run are not in one.
         """
         if self.work.dumps is None:
             return
@@ -290,7 +290,7 @@ class Launcher:
         (folder / DUMPED).write_text(f"{time.monotonic()}\n")
 
     def stop(self) -> None:
-        """Kill the remaining processes; the coordinator ends by itself once all ranks have."""
+        """Kill the remaining processes; the coordinator ends on its own after all ranks have ended."""
         for pid in self.children:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

@@ -1,9 +1,10 @@
 """Processes forked by the launcher: one rank, several ranks in threads, or background traffic.
 
-A socket stays in the network namespace where it was made, and a namespace belongs to a thread. So one process can run
-ranks of many hosts, each in a thread that has entered its host's namespace. Threads share all imported modules without
-copy-on-write. A guest's kernel wakes them in the same order as processes, so results under the virtual clock are the
-same to the nanosecond. With the real clock, threads of one process would wait for each other's GIL.
+A socket stays in the network namespace where it was created, and each thread has its own current namespace. So one
+process can run ranks of many hosts, each in a thread that has entered its host's namespace. Threads share all imported
+modules without copy-on-write. A guest's kernel wakes threads in the same order as processes, so results under the
+virtual clock are the same to the nanosecond. On the real clock, threads of one process would wait for each other
+because of the GIL.
 """
 
 from __future__ import annotations
@@ -57,8 +58,8 @@ class Work:
 
     Attributes:
         endpoints: The endpoint of each rank.
-        make: Makes a rank's task, from the rank, its event callback and its process's role.
-        dumps: Directory for flight recorder dumps; None: no flight recorders.
+        make: Function that makes a rank's task from the rank, its event callback and its process's role.
+        dumps: Directory for flight recorder dumps; None for no flight recorders.
         ranks_per_process: Rank threads per process.
         background: Hosts with background traffic.
         survives_kills: See JobSpec.
@@ -129,8 +130,8 @@ def parse_work(line: str) -> Work:
 class ProcessRole:
     """The role of one process: ranks, or the background traffic of one host.
 
-    `rings` and `lines` are flight recorder memory and sockets to the coordinator, by rank. `incarnation` counts how
-    often its ranks were restarted.
+    `rings` and `lines` are the flight recorders' memory and the sockets to the coordinator, by rank. `incarnation`
+    counts the restarts of its ranks.
     """
 
     ranks: tuple[RankEndpoint, ...] = ()
@@ -161,7 +162,7 @@ def group_into_processes(
 
 
 def run_process(role: ProcessRole, work: Work, pipe: int) -> None:
-    """Run a role in this process, which then exits; events go to a pipe as JSON lines."""
+    """Run a role in this process, and then exit; events go to a pipe as JSON lines."""
     status = 1
     lock = threading.Lock()
 
@@ -261,7 +262,7 @@ PIECE_BYTES = 256 * 1024
 
 
 class _Ended(Exception):
-    """SIGTERM was received."""
+    """The exception for a received SIGTERM."""
 
 
 class BackgroundTraffic:
@@ -276,7 +277,7 @@ class BackgroundTraffic:
         self._sink = memoryview(bytearray(PIECE_BYTES))
 
     def run(self) -> dict[str, Any]:
-        """Send and receive until SIGTERM; return job, host, `received_bytes` and `time_s`, ready for JSON.
+        """Send and receive until SIGTERM; return job, host, `received_bytes` and `time_s`, as data for JSON.
 
         Raises:
             OSError: If a connection breaks.
@@ -349,7 +350,7 @@ def _end(number: int, frame: FrameType | None) -> None:
 
 
 def stop_background(pids: Sequence[int]) -> None:
-    """Stop the background traffic of these processes with SIGTERM; those that have ended are ignored."""
+    """Stop the background traffic of these processes with SIGTERM; ignore processes that have ended."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""Runner of any program as the ranks of a job: one process per rank, with PMI-1 for MPI programs."""
+"""The runner of arbitrary programs as the ranks of a job: one process per rank, with PMI-1 for MPI programs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from testbed.processes import set_parent_death_signal
 from testbed.workload.job.endpoints import THIS_NAMESPACE, RankEndpoint
 
 MASTER_PORT = 29_400
-GRACE_S = 2.0  # time for the other ranks to end by themselves once one has failed
+GRACE_S = 2.0  # time for the other ranks to end on their own after one has failed
 KILL_S = 2.0  # from SIGTERM to SIGKILL
 HOST_INTERFACE = "eth0"
 
@@ -27,19 +27,19 @@ _ERROR = re.compile(r"(?:\[rank\d+\]: )?(?P<error>[A-Za-z_][\w.]*(?:: .*)?)$")
 
 # rank, whether it is standard error, the line without its end
 OnLine = Callable[[int, bool, str], None]
-# how ranks have ended: "finished", or a description
+# how ranks ended: "finished", or a description
 OnFailing = Callable[[Mapping[int, str]], None]
 
 
 class Programs:
-    """One process per rank of the same command, with the environment of torchrun and of MPICH's mpiexec.
+    """One process per rank, all with the same command and the environment of torchrun and of MPICH's mpiexec.
 
     Args:
         command: The program and its arguments.
         endpoints: The endpoint of each rank.
         on_line: Called with every line of output.
         environment: Further environment variables.
-        check: Called regularly; a returned text fails the run.
+        check: Called regularly; if it returns text, the run fails with it.
         failing: Called once if a process fails, before the others are stopped.
     """
 
@@ -91,7 +91,7 @@ class Programs:
                 self._stop()
 
     def environment_of(self, endpoint: RankEndpoint) -> dict[str, str]:
-        """Return the environment variables that tell a rank's process about the job."""
+        """Return the environment variables that describe the job to a rank's process."""
         here = endpoint.namespace_pid == THIS_NAMESPACE
         interface = "lo" if here else HOST_INTERFACE
         size = len(self.endpoints)
@@ -108,7 +108,7 @@ class Programs:
             "TP_SOCKET_IFNAME": interface,
             "FI_PROVIDER": os.environ.get("FI_PROVIDER", "tcp"),
             "FI_TCP_IFACE": interface,
-            # all hosts share this machine's memory, which MPI must not use instead of the network
+            # all hosts share this machine's memory, but MPI must use the network instead of it
             **(
                 {}
                 if here
@@ -205,7 +205,7 @@ class Programs:
         return status
 
     def _report_failure(self) -> None:
-        """Report once how the processes ended that ended by themselves."""
+        """Report, once, how the processes that ended on their own did so."""
         if not self._reported:
             self._reported = True
             self.failing({rank: self._describe_end(rank, status) for rank, status in self._ended.items()})
@@ -229,7 +229,7 @@ class Programs:
                     self._pmi_ends[member].send(answer.encode() + b"\n")
 
     def _lines(self, descriptor: int) -> list[str]:
-        """Return the new complete lines; at the end of the stream also a partial one, and stop watching it."""
+        """Return the new complete lines; at the end of the stream, also return a partial line and stop watching it."""
         try:
             data = os.read(descriptor, 1 << 16)
         except BlockingIOError:
@@ -278,7 +278,7 @@ _MOST_KEYS = 1_000_000
 
 
 class PmiError(TestbedError):
-    """A rank sent an invalid PMI request, or aborted."""
+    """The error of a rank that sent an invalid PMI request or aborted."""
 
 
 class PmiSpace:
@@ -291,7 +291,7 @@ class PmiSpace:
         self._waiting: set[int] = set()
 
     def handle(self, rank: int, line: str) -> dict[int, str]:
-        """Handle a rank's request and return the answers by rank; PmiError if it is invalid or aborts the job."""
+        """Handle a rank's request and return the answers by rank; raise PmiError if it is invalid or aborts the job."""
         fields = dict(word.partition("=")[::2] for word in line.split())
         command = fields.get("cmd", "")
         if command == "barrier_in":

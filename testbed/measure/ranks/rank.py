@@ -1,6 +1,6 @@
-"""A rank of a training job: it connects to its peers, runs the steps, times every operation and checks every sum.
+"""A rank of a training job, which connects to its peers, runs the steps, times every operation and checks every sum.
 
-Filling the gradients, agreeing on a common start and checking the result are outside the timed part of a step.
+The timed part of a step excludes filling the gradients, agreeing on a common start and checking the result.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ EVERYONE, WAITING = 0, "wait_for_start"  # group and operation in the flight rec
 
 
 class PlanExecutor(Protocol):
-    """Runs a rank's plan once per step; see Executor."""
+    """The interface that runs a rank's plan once per step; see Executor."""
 
     @property
     def operations(self) -> Sequence[Operation]:
@@ -55,15 +55,15 @@ class PlanExecutor(Protocol):
 
 
 class Rank:
-    """One rank's share of a job. Its samples are written between steps, so that a live view can follow.
+    """One rank of a job. Its samples are written between steps, so that a live view can show them.
 
     Args:
         job: The job.
         rank: The rank.
-        progress: Called with events: on rank 0 before each step, on all ranks at its end.
+        progress: Called with events: on rank 0 before each step, and on all ranks at the end of each step.
         credit_sockets: Sockets for receive credits; empty if messages do not wait for receivers.
-        ring: Memory of its flight recorder; None: no recording.
-        incarnation: How often the rank was killed and restarted.
+        ring: Memory of its flight recorder; None for no recording.
+        incarnation: Number of times that the rank was killed and restarted.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Rank:
     def run(self) -> None:
         """Connect, run all steps, and write the measurements to `<output>/rank-<n>.jsonl`."""
         job = self.job
-        self._file.unlink(missing_ok=True)  # left by a killed incarnation; this one repeats all steps
+        self._file.unlink(missing_ok=True)  # left by a killed incarnation; the current one repeats all steps
         joined = join_job(job.wiring, self.rank, self.incarnation)
         self.transport = joined.transport
         self.communicator = self._everybody(joined.costs)
@@ -149,13 +149,13 @@ class Rank:
         return made
 
     def _slow_down(self, communicators: Iterable[Communicator]) -> None:
-        """Delay the start of operations on these communicators if the rank has a fault of that kind."""
+        """Delay the start of operations on these communicators if the rank has a slow-I/O fault."""
         if self.faults.slow_io:
             for communicator in communicators:
                 communicator.control_delay = lambda: self.faults.control_delay_s(time.monotonic())
 
     def _make_executor(self) -> PlanExecutor:
-        """Make the communicators of all traffic classes and groups, and the executor."""
+        """Create the communicators of all traffic classes and groups, and the executor."""
         plan = self.job.plan
         of_class = {0: self.communicator}  # each traffic class has its own connections
         for dscp in sorted({*plan.dscps.values()} - {0}):
@@ -170,7 +170,7 @@ class Rank:
             if name == EVERYBODY:
                 groups |= {number: of_class[dscps[number]] for number, _ in same}
                 continue
-            # making a group is collective: a rank that is in no group of this name joins with a group of itself
+            # creating a group is collective: a rank that is in no group of this name joins with a group of only itself
             number, members = next(
                 ((number, who) for number, who in same if self.rank in who), (-1, (self.rank,))
             )
@@ -187,7 +187,7 @@ class Rank:
         return executor
 
     def _calibrate(self, again: bool = False) -> list[dict[str, Any]]:
-        """Run the isolated ring all-reduce several times (the first ones open TCP's windows), and return its records.
+        """Run the isolated ring all-reduce several times (the first ones grow TCP's windows), and return its records.
 
         `again` is true after the steps, when it should take the same time as before.
         """
@@ -213,8 +213,8 @@ class Rank:
     def _agree_on_start(self) -> float:
         """Agree with all ranks on a start in the near future: the latest proposal wins.
 
-        Under the virtual clock it is a multiple of BEAT_NS. Then the kernel's ticks fall on the same offsets in every
-        step, however often programs have read the time before, and full queues drop the same packets.
+        Under the virtual clock the start is a multiple of BEAT_NS. The kernel's ticks then fall on the same offsets in
+        every step, however often programs have read the time before. So full queues drop the same packets.
         """
         before = time.monotonic_ns()
         proposal = np.array([before], dtype=np.int64)
@@ -229,16 +229,16 @@ class Rank:
         return start_ns / 1e9
 
     def _wait_until(self, start_s: float) -> None:
-        """Wait until the start; under the virtual clock to the nanosecond, as waits on sockets have microseconds.
+        """Wait until the start, exact to the nanosecond under the virtual clock (waits on sockets are coarser).
 
-        The flight recorder shows the wait, as a rank that waits does not compute.
+        The flight recorder records the wait, since a waiting rank does not compute.
         """
         record = self.recorder.begin(EVERYONE, 0, WAITING, time.monotonic()) if self.recorder else None
         exact_s = EXACT_S if clock_here() == "free" else 0.0
         self._sleep(start_s - exact_s - time.monotonic())
         if exact_s:
             sleep_until(start_s)
-            self.communicator.progress()  # otherwise message costs would count from before the start
+            self.communicator.progress()  # otherwise message costs would count from a time before the start
         if record is not None:
             record.ended(COMPLETED, time.monotonic())
 
@@ -266,7 +266,7 @@ class Rank:
         self._record(index, step, (start_s, end_s), done, fields)
 
     def _agree_on_step(self) -> float:
-        """Agree with all ranks of the step on its start."""
+        """Agree on the step's start with all ranks that take part in it."""
         return self._agree_on_start()
 
     @property
@@ -276,7 +276,7 @@ class Rank:
 
     @property
     def _ranks_in_step(self) -> int:
-        """How many ranks take part in the step."""
+        """The number of ranks that take part in the step."""
         return self.size
 
     def _run_plan(self, start_s: float, algorithm: str) -> PlanOutcome:
@@ -296,7 +296,7 @@ class Rank:
         head = {"variant": step.variant, "trial": step.trial, "step": index, "rank": self.rank}
         itemsize = np.dtype(self.job.dtype).itemsize
         for number, (operation, own) in enumerate(zip(self.executor.operations, done.spans, strict=True)):
-            # only collectives, as messages may have to wait for their receivers
+            # only collectives, since messages may have to wait for their receivers
             late_s = done.late_s.get(number) if isinstance(operation, GroupCollective) else None
             self.samples.append(operation_sample(head, operation, number, own, itemsize, self.shared, late_s))
         elements = done.wrong, done.checked

@@ -1,4 +1,4 @@
-"""A rank of a job with elastic replicas, which agree on steps through a coordinator."""
+"""A rank of a job with elastic replicas; the replicas agree on steps through a coordinator."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from testbed.workload.job.endpoints import JoinedRank, join_job
 from testbed.workload.job.launch_spec import JobSpec
 from testbed.workload.plan import GroupCollective
 
-REASON_S = 5.0  # time for the coordinator to report a failure's cause, after it was due to detect it
+REASON_S = 5.0  # time for the coordinator to report a failure's cause, after it should have detected it
 
 
 class ReplicaRank(Rank):
@@ -36,7 +36,7 @@ class ReplicaRank(Rank):
         assert job.replication is not None
         self.replication = job.replication
         self.line = line
-        self._given_bytes = self._checkpoint_bytes = 0  # up to the last record, including those between steps
+        self._given_bytes = self._checkpoint_bytes = 0  # up to the last record, including bytes between steps
 
     def run(self) -> None:
         """Connect and run all steps in which the replica takes part.
@@ -101,7 +101,7 @@ class ReplicaRank(Rank):
         return Session(self.communicator.engine, self.line, spec.replicas, self.incarnation, settings)
 
     def _make_executor(self) -> Executor:
-        """Make the executor without any message to other ranks, as some may be missing."""
+        """Create the executor without sending messages to other ranks, since some may be missing."""
         plan, session = self.job.plan, self.session
         assert session is not None
         mates = self.replication.replicas[session.replica]

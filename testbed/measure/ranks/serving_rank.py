@@ -1,7 +1,7 @@
-"""A rank that serves requests, which are dispatched as they arrive.
+"""A rank that serves requests; they are dispatched as they arrive.
 
-The rank where requests arrive dispatches them. It notifies serving ranks by a note that precedes the first message on
-the same connection; a node's host passes the note on to its accelerators. Work that is lost with a rank stays undone.
+The rank where requests arrive dispatches them. It notifies serving ranks with a note that precedes the first message on
+the same connection; a node's host forwards the note to its accelerators. Work that is lost with a rank is not redone.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ DISPATCHED_FILE = "dispatched.jsonl"
 
 
 class ServingExecutor:
-    """The executor of one serving rank; `operations` and the outcome of `run` cover what was completed.
+    """The executor of one serving rank; `operations` and the outcome of `run` cover the completed operations.
 
     Args:
         dispatching: The job's dispatch settings.
         transport: The rank's transport, which must support notes to peers.
         dtype: Type of all elements.
-        timeout_s: Time without progress after which the step fails.
+        timeout_s: Time without progress, in seconds, after which the step fails.
         faults: Faults that this rank injects.
         folder: Directory of the logs.
         at_once: Whether to flush the log after every operation, for ranks that may be killed.
@@ -167,7 +167,7 @@ class ServingExecutor:
             request.on_done = on_done
 
     def _room(self, numel: int) -> Array:
-        """Return an unused array that is filled with the pattern."""
+        """Return an unused array, filled with the pattern."""
         if spare := self._spare.get(numel):
             return spare.pop()
         room = np.zeros(numel, self.dtype)
@@ -175,7 +175,7 @@ class ServingExecutor:
         return room
 
     def _handle_events(self, now_s: float) -> bool:
-        """Handle everything that has happened, and return whether anything has."""
+        """Handle all events so far, and return whether there were any."""
         over = sorted(self._timed.over(now_s).items(), key=lambda one: one[1])
         for index, end_s in over:
             self._ended(index, end_s)
@@ -251,14 +251,14 @@ class ServingExecutor:
             self._notify((size, node, turn), number, self._node)
 
     def _handle_loss(self, peer: int) -> None:
-        """Handle a lost connection; TransportError if the job cannot continue without the peer."""
+        """Handle a lost connection; raise TransportError if the job cannot continue without the peer."""
         if peer == self.dispatching.entry:
             raise PeerLost(self.rank, peer, "requests arrive there")
         if self._dispatcher is not None:
             self._send(self._dispatcher.lose(self._behind(peer), time.monotonic()))
 
     def _behind(self, peer: int) -> list[int]:
-        """Return the servers that are lost with a peer of this rank."""
+        """Return the servers that are lost if this peer is lost."""
         found = []
         for number, server in enumerate(self.dispatching.servers):
             node = self.dispatching.nodes[server.node]
@@ -286,7 +286,7 @@ class ServingExecutor:
     # ---- waiting and logging
 
     def _wait(self, now_s: float) -> None:
-        """Wait until something may have happened; TransportTimeout if nothing has for too long."""
+        """Wait until something may have happened; raise TransportTimeout if nothing has for too long."""
         dues_s = [self._timed.next_s, self._dispatcher.due_s if self._dispatcher else None]
         known = [due_s for due_s in dues_s if due_s is not None]
         if not known and not self._rooms:

@@ -1,4 +1,4 @@
-"""Measurements of a rank: operation records, TCP_INFO readings, its host's counters."""
+"""The measurements of a rank: operation records, TCP_INFO readings, and its host's counters."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from testbed.workload.plan import Computing, GroupCollective, Message, Operation
 
 LOOKS = 50  # wake-ups in a step if nothing else wakes a rank
 SHORTEST_WAIT_S, LONGEST_WAIT_S = 0.001, 0.020
-LATE_S = 0.0001  # timer resolution; with free CPU time nothing else is late
+LATE_S = 0.0001  # timer resolution; on an idle CPU nothing else is late
 REAL_WAIT_S, REAL_LATE_S = 0.05, 0.05
 
 
 @dataclass(frozen=True)
 class HostCounts:
-    """Counters of a host's IPv4 and of its rank's connections at one time; None if the kernel does not report them.
+    """Counters of a host's IPv4 and of its rank's connections at one point in time; None if the kernel lacks them.
 
     `peers` has the counters of the connections with each peer.
     """
@@ -50,7 +50,8 @@ class HostMonitor:
 
     def begin(self) -> None:
         """Read all counters before a step."""
-        # the rank's own counters are read first here and last at the end, so packets in between count as its own
+        # the rank's own counters are read first here and last at the end, so packets between the readings count as its
+        # own
         peers = self._sockets.peer_counts()
         self._open = self._sockets.open_connections()
         self._before = HostCounts(read_protocol_counts(), self._total(peers), peers)
@@ -69,15 +70,15 @@ class HostMonitor:
         return None if peers is None else self._sockets.wire_counts(peers)
 
     def end(self, start_s: float, end_s: float) -> dict[str, Any]:
-        """Return the observations of the step, ready for JSON."""
+        """Return the observations of the step, as data for JSON."""
         before = self._before
         assert before is not None
         host = read_protocol_counts()
         peers, read_s = self._sockets.peer_counts(), time.monotonic()
         after = HostCounts(host, self._total(peers), peers)
-        # without a stall detector, no stall shorter than the step is noticed
+        # without a stall detector, a stall shorter than the step goes unnoticed
         wait_s = end_s - start_s if isinstance(self._sockets, NoSocketView) else self._stall_detector.wait_s
-        # the traffic of a connection that was closed meanwhile, as when a peer is lost, is unknown
+        # the traffic of a connection that was closed during the step, such as that of a lost peer, is unknown
         whole = self._open <= self._sockets.open_connections()
         found: dict[str, Any] = {"traffic": host_traffic(before, after) if whole else None, "looks_s": wait_s}
         stalls = [
@@ -98,7 +99,7 @@ class HostMonitor:
 
 
 def retransmitted_segments() -> int:
-    """Return the segments that TCP has retransmitted from this process's host so far."""
+    """Return the number of segments that TCP has retransmitted from this process's host so far."""
     return read_protocol_counts().tcp_resent
 
 
@@ -124,7 +125,7 @@ def kernel_observations(before: HostCounts, after: HostCounts, read_s: float) ->
 def host_traffic(before: HostCounts, after: HostCounts) -> dict[str, Any] | None:
     """Return the traffic of the host's IPv4 and of the rank's connections between two readings; None if unknown.
 
-    `opened` counts new connections or subflows, as some of their first segments belong to the listener.
+    `opened` counts new connections or subflows, since some of their first segments belong to the listener.
     """
     early, late = before.own, after.own
     if early is None or late is None or late.subflows < early.subflows:
@@ -153,7 +154,7 @@ _ACTIVITY = ("bytes_acked", "retransmits", "went_back", "out_of_sequence")
 
 
 class SocketSampler:
-    """A context manager that reads all connections every `interval_s` in a thread and records active ones."""
+    """A context manager that reads all connections every `interval_s` in a thread and records the active ones."""
 
     def __init__(self, rank: int, sockets: SocketView, interval_s: float) -> None:
         self.records: list[dict[str, Any]] = []
@@ -193,7 +194,7 @@ Sample = dict[str, Any]
 
 
 def shared_streams(plan: Iterable[Operation]) -> frozenset[str]:
-    """Return the streams that several of a rank's operations use."""
+    """Return the streams that more than one of a rank's operations use."""
     counts = Counter(operation.stream for operation in plan)
     return frozenset(stream for stream, count in counts.items() if count > 1)
 
@@ -216,7 +217,7 @@ def operation_sample(
         span: Its start and end.
         itemsize: Bytes of an element.
         shared: Streams that several operations use.
-        late_s: How long after the start of the span it was really started, if known.
+        late_s: Time from the start of the span to the operation's actual start, if known.
     """
     return {
         **head,

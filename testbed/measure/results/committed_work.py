@@ -1,4 +1,4 @@
-"""The work that a variant completed and the time it took: the base of all rates and speed-ups."""
+"""The work that a variant completed and the time it took: the basis of all rates and speed-ups."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from testbed.workload.job.kinds.decode import BATCH, METHOD_OPTIONS, TOKENS
 class Work(ResultModel):
     """The work done in a variant's measured steps, and the time it took.
 
-    A step that some replicas missed counts as the share of its sequences that the others trained. A step that was
+    A step that some replicas missed counts in proportion to the sequences that the others trained. A step that was
     repeated after a restart from a checkpoint counts once.
     """
 
@@ -42,7 +42,7 @@ class Work(ResultModel):
 
     @property
     def amount(self) -> float:
-        """The number of tokens if they are counted, else of whole steps."""
+        """The number of tokens if they are counted, or else the number of whole steps."""
         return self.steps if self.tokens is None else self.tokens
 
     @property
@@ -67,7 +67,7 @@ class Work(ResultModel):
 
 
 def have_same_workload(works: Iterable[Work]) -> bool:
-    """Return whether all have the same workload, so that their amounts can be compared."""
+    """Return whether all variants have the same workload, so that their amounts can be compared."""
     return len({one.workload for one in works}) <= 1
 
 
@@ -95,8 +95,8 @@ def compute_rates(work: StepWork | None, elapsed_s: float, steps: float = 1.0) -
 
     Args:
         work: The work of one whole step; None if it trains no model.
-        elapsed_s: Total time of the steps in seconds, including the time between them.
-        steps: Number of whole steps done in that time; fractional if replicas were missing.
+        elapsed_s: Total time of the steps in seconds, including the time between steps.
+        steps: Number of whole steps completed in that time; fractional if replicas were missing.
     """
     if work is None:
         return None
@@ -144,7 +144,7 @@ def _decoded(scenario: Scenario) -> int:
 
 
 def describe_workload(scenario: Scenario) -> str:
-    """Describe what a step works on, in the same words for all variants with comparable amounts of work."""
+    """Describe a step's work, in the same words for all variants whose amounts of work are comparable."""
     workload = scenario.workload
     if workload.is_recorded:
         return f"recorded in {workload.trace or workload.chakra}"
@@ -175,7 +175,7 @@ def _describe_parts(scenario: Scenario) -> Iterator[str]:
 
 
 def _describe_options(name: str, workload: WorkloadSpec, excluded: Iterable[str] = ()) -> str:
-    """Return a plan's name with its options, without the excluded ones: those that do not change the work."""
+    """Return a plan's name with its options, except the excluded ones, which do not change the work."""
     options = {key: value for key, value in (workload.options or {}).items() if key not in excluded}
     return ", ".join([name, *(f"{key} {value}" for key, value in options.items())])
 

@@ -31,13 +31,13 @@ class LinkStep(ResultModel):
 
 
 class LinkUse(ResultModel):
-    """Use of one direction of a WAN link: medians per step for bytes and utilisation, totals for packet counts.
+    """Usage of one direction of a WAN link: medians per step for bytes and utilisation, totals for packet counts.
 
     Steps in which a replica was missing or catching up are left out of the medians; `steps` lists all.
 
-    Counters are read at the start and at the end of each step. With the real clock a reading is a few milliseconds off.
-    Traffic during `beyond_s` is then counted as well, so bytes are at most rate x beyond_s too high. With the virtual
-    clock they are exact.
+    Counters are read at the start and at the end of each step. On the real clock, a reading is a few milliseconds early
+    or late. Traffic during these `beyond_s` is also counted, so bytes are at most rate x beyond_s too high. Under the
+    virtual clock they are exact.
     """
 
     a: str
@@ -80,7 +80,7 @@ def merge_dropping_ports(shards: Sequence[Iterable[DroppingPort]]) -> tuple[Drop
 
 
 class PausedLink(ResultModel):
-    """One direction of a link in a network with pause frames, over the whole run without the probes before it."""
+    """One direction of a link in a network with pause frames, over the whole run but without the initial probes."""
 
     link: str
     direction: Literal["a_to_b", "b_to_a"]
@@ -94,7 +94,7 @@ class PausedLink(ResultModel):
 
 
 def merge_paused_links(shards: Sequence[Iterable[PausedLink]]) -> tuple[PausedLink, ...]:
-    """Merge the links of several shards: sum counts, average shares, keep the largest buffer occupancy."""
+    """Merge the links of several shards: sum counts, average shares, and keep the largest buffer occupancy."""
     found = []
     for rows in zip(*shards, strict=True):
         together = {
@@ -117,9 +117,9 @@ Span = tuple[float, float]
 class StepTraffic:
     """Traffic of one direction of a WAN link in one step, in emulated bytes and packets.
 
-    It is the difference of two readings: the last one at or before the step's start and the first one after its end.
-    So all traffic of the step is counted, plus that of `beyond_s` outside it, which is 0 under the virtual clock.
-    `packets` counts all that left the queue, whether lost on the fibre or not.
+    It is the difference of two readings: the last one at or before the step's start and the first one after its end. So
+    it counts all traffic of the step, plus traffic during `beyond_s` outside it, which is 0 under the virtual clock.
+    `packets` counts all packets that left the queue, whether lost on the fibre or not.
     """
 
     bytes: int
@@ -137,7 +137,7 @@ class LinkReadings:
 
     def __init__(self) -> None:
         self._records: list[Record] = []
-        self._edges: list[Record] = []  # those taken at the start or end of a step
+        self._edges: list[Record] = []  # readings at the start or end of a step
 
     def add(self, record: Record) -> None:
         """Append a reading. Readings must be added in time order."""
@@ -150,7 +150,7 @@ class LinkReadings:
         start_s, end_s = step
         records = self._records
         before = records[max(0, bisect_right(records, start_s, key=TIME_S) - 1)]
-        # a periodic reading after the end may have been started earlier, so one at a step's edge is preferred
+        # a periodic reading after the end may have begun before it, so a reading at a step's edge is preferred
         edges = self._edges[bisect_left(self._edges, end_s, key=TIME_S) :]
         last = bisect_left(records, end_s, key=TIME_S)
         after = edges[0] if edges else records[min(len(records) - 1, last)]
@@ -221,7 +221,7 @@ def summarise_wan_links(
 
 
 def jain_index(shares: Sequence[float]) -> float:
-    """Return Jain's fairness index: 1 if all shares are equal (or all zero), 1/n if one of n has everything.
+    """Return Jain's fairness index: 1 if all shares are equal (or all zero), 1/n if one of n shares is everything.
 
     Jain, Chiu and Hawe 1984, "A Quantitative Measure of Fairness and Discrimination", DEC-TR-301.
     """

@@ -1,4 +1,4 @@
-"""Typed models of `manifest.json`: where and with what a run was made, and its fingerprint."""
+"""Typed models of `manifest.json`: a run's machine, software and settings, and its fingerprint."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class ClockRecord(ResultModel):
 
 
 class RunFingerprint(ResultModel):
-    """Hashes of a run's samples and of everything that may change them.
+    """Hashes of a run's samples and of everything that can change them.
 
     Under the virtual clock, equal inputs give equal samples.
     """
@@ -84,7 +84,7 @@ class RunFingerprint(ResultModel):
 
 
 class Manifest(ResultModel):
-    """Where and with what a run was made. Figures are emulated, as they were configured."""
+    """A run's machine, software and settings. Figures are emulated values, as configured."""
 
     schema_version: Literal[1] = Field(alias="schema")
     testbed_version: str
@@ -145,8 +145,8 @@ def compute_fingerprint(
     Args:
         manifest: The run's manifest, without a fingerprint.
         samples: The run's `samples.jsonl`, already written.
-        scenario: The scenario as requested. Files named in it count by content, not by path.
-        scale: The scale in force, which the scenario may leave open.
+        scenario: The scenario as requested. Files named in it are hashed by content, not by path.
+        scale: The scale in force, which the scenario may leave unset.
         kernel_image: Under the virtual clock, the hash of the guest's image.
     """
     clock, kernel = manifest.clock, manifest.clock.kernel or manifest.host.kernel

@@ -56,7 +56,7 @@ def _row(variant: Any) -> list[str]:
 
 
 def _drawing(result: Any) -> str:
-    """Return the step times as an image; empty if the run's files are elsewhere, as a notebook view must not fail."""
+    """Return the step times as an image; empty if the run's files are missing, as a notebook view must not fail."""
     try:
         return html_image(result.figure("step_times").svg, "every measured step of each variant")
     except TestbedError:

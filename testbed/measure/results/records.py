@@ -1,6 +1,6 @@
 """Readers of a run's JSON-lines files, in real units: operations, link counters, sockets, events.
 
-A run is measured on a scale model (see `Scale`), and its files hold emulated figures. They are converted here, once.
+A run is measured on a scale model (see `Scale`), and its files have emulated figures. Only this module converts them.
 """
 
 from __future__ import annotations
@@ -88,12 +88,12 @@ def hosts_by_building(fabric: JsonObject) -> dict[str, list[JsonObject]]:
 
 
 class LinkReading(NamedTuple):
-    """Counters of one direction of a WAN link at one time, from `links.jsonl`.
+    """Counters of one direction of a WAN link at one point in time, from `links.jsonl`.
 
-    Counters are cumulative from the start of the run. `bytes` (on the wire) and `packets` count what left the queue.
-    `drops` are those of the full queue, `losses` random ones on the fibre, `cut_losses` those of a cut link, `marks`
-    ECN marks. `queue_bytes` is the queue length at `time_s`, in seconds since the run's origin. `edge` is "start" or
-    "end" for a reading at the edge of a measured step, else empty.
+    Counters are cumulative from the start of the run. `bytes` (on the wire) and `packets` count traffic that left the
+    queue. `drops` counts drops of the full queue, `losses` random losses on the fibre, `cut_losses` losses of a cut
+    link, and `marks` ECN marks. `queue_bytes` is the queue length at `time_s`, which is in seconds since the run's
+    origin. `edge` is "start" or "end" for a reading at the edge of a measured step, else empty.
     """
 
     time_s: float
@@ -109,7 +109,7 @@ class LinkReading(NamedTuple):
 
 
 class SocketReading(NamedTuple):
-    """TCP state of one connection of a rank at one time, from `sockets.jsonl`.
+    """TCP state of one connection of a rank at one point in time, from `sockets.jsonl`.
 
     `time_s` is in real seconds since the run's origin. `window_segments` is the congestion window in segments of the
     scale model. `retransmits` counts segments, cumulative over the variant's trials.
@@ -201,7 +201,7 @@ def read_json(path: Path) -> JsonObject:
 
 
 def read_model(path: Path, model: type[Model], hint: str = "") -> Model:
-    """Read a JSON file as a model, or raise BadResult naming the first wrong field; `hint` follows a missing file."""
+    """Read a JSON file as a model, or raise BadResult with the first wrong field; `hint` is for missing files."""
     text = read_text(path, hint)
     try:
         return model.model_validate(json.loads(text))

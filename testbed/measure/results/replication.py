@@ -1,4 +1,4 @@
-"""Elastic replicas in `summary.json`: losses, commits, time to recover, and how they are computed."""
+"""Elastic replicas in `summary.json`: losses, commits and recovery times, and their computation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from testbed.spec.scale import Scale
 
 
 class ReplicaLoss(ResultModel):
-    """A lost replica. Times are in seconds, and count from the loss unless stated otherwise."""
+    """A lost replica. Times are in seconds since the loss unless stated otherwise."""
 
     time_s: float = Field(description="Time of the loss, from the start of the first measured step.")
     replica: int
@@ -36,7 +36,7 @@ class ReplicaLoss(ResultModel):
 
 
 class Commit(ResultModel):
-    """A step that was committed by all members."""
+    """A step that all members committed."""
 
     time_s: float = Field(description="From the start of the first measured step.")
     trial: int
@@ -67,7 +67,7 @@ class Replication(ResultModel):
 
     @property
     def committed_shares(self) -> dict[int, float]:
-        """The share of a whole step's work that the last commit of each trial has, by trial without warm-ups.
+        """The share of a whole step's work in each trial's last commit, by trial without warm-ups.
 
         Earlier commits of the same trial were undone by a restart from a checkpoint.
         """
@@ -95,8 +95,8 @@ def replication_summary(
 ) -> dict[str, Any]:
     """Return the fields of `Replication` for one variant.
 
-    All times in the arguments are emulated and of one clock. A period is the time from one commit to the next with no
-    replica lost or returning: a step plus its preparation.
+    All times in the arguments are emulated and on one clock. A period is the time from one commit to the next while no
+    replica is lost or returns: a step plus its preparation.
 
     Args:
         records: The coordinator's records.
@@ -154,7 +154,7 @@ def first_step_start_s(records: Sequence[Record], warmup: int) -> float:
 
 
 def _period_s(commits: Sequence[Record], replicas: int) -> float:
-    """Return the median time between consecutive commits of all replicas in one epoch; else of any two in a row."""
+    """Return the median time between consecutive commits of all replicas in one epoch, or else between any two."""
     pairs = [(one, other) for one, other in pairwise(commits) if other["step"] == one["step"] + 1]
     undisturbed = [
         other["time_s"] - one["time_s"]
@@ -176,7 +176,7 @@ def _loss(
     replicas: int,
     begin_s: float,
 ) -> dict[str, Any]:
-    """Return the fields of `ReplicaLoss`: one loss, until all replicas are members again or the run ends."""
+    """Return the fields of `ReplicaLoss` for one loss, until all replicas are members again or the run ends."""
     lost_s, number = lost["time_s"], lost["replica"]
     later = [record for record in records if record["time_s"] >= lost_s]
 
@@ -215,7 +215,7 @@ def _loss(
 
 
 def _stall_s(commits: Sequence[Record], lost_s: float, until_s: float, period_s: float) -> float:
-    """Return by how much the longest gap between commits, from a loss until all were back, exceeds a period."""
+    """Return how much longer than a period the longest gap between commits is, from a loss until all are back."""
     longest_s = max(
         (
             other["time_s"] - one["time_s"]

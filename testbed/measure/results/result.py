@@ -1,6 +1,6 @@
 """Typed models of `summary.json`, used to write and to read it; `testbed schema result` prints their JSON Schema.
 
-All figures are in real units (seconds, bytes, bits per second), whatever scale the run was measured at.
+All figures are in real units (seconds, bytes, bits per second), regardless of the scale of the run.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SUMMARY = "summary.json"
 class StepTimes(ResultModel):
     """Measured step times of a variant, in seconds.
 
-    Steps that some replicas missed are included; `work` says how many there were.
+    Steps that some replicas missed are included; `work` has their number.
     """
 
     median: float
@@ -69,7 +69,7 @@ class Bytes(ResultModel):
 
 
 class RoundTrips(ResultModel):
-    """Smoothed round-trip times as TCP reports them, in seconds, over all readings taken during steps."""
+    """Smoothed round-trip times as reported by TCP, in seconds, over all readings taken during steps."""
 
     min: float
     median: float
@@ -111,7 +111,7 @@ class Control(ResultModel):
 
 
 class ExposedCommunication(ResultModel):
-    """Exposed communication of one kind and tier: time that ranks waited for it, in mean seconds per rank."""
+    """Exposed communication of one kind and tier: the time that ranks waited for it, in mean seconds per rank."""
 
     kind: str
     tier: Literal["rank", "building", "wan"] = Field(
@@ -121,7 +121,7 @@ class ExposedCommunication(ResultModel):
 
 
 class TimeSplit(ResultModel):
-    """How a step's time divides into computing, exposed communication and idle time: mean over ranks, in seconds."""
+    """A step's time, split into computation, exposed communication and idle time: mean over ranks, in seconds."""
 
     compute_s: float
     bubble_s: float = Field(description="Idle time: the data that the rank needed had not been sent yet.")
@@ -129,7 +129,7 @@ class TimeSplit(ResultModel):
 
 
 class PredictedTimeSplit(TimeSplit, Prediction):
-    """The model's prediction of how a step's time divides."""
+    """The model's prediction of a step's time split."""
 
 
 class CriticalPathShare(ResultModel):
@@ -141,7 +141,7 @@ class CriticalPathShare(ResultModel):
 
 
 class Training(ResultModel):
-    """Where a step's time went and how many bytes were sent.
+    """A step's time by activity, and the number of bytes sent.
 
     The fields from `schedule` to `peak_activation_bytes` are set only for steps with `parallelism`.
     """
@@ -212,7 +212,7 @@ class Variant(ResultModel):
 
     @property
     def done(self) -> Work:
-        """The work that was done; in runs of earlier versions, as many whole steps as were measured."""
+        """The work that was done; for runs of earlier versions, the number of measured steps."""
         if self.work is not None:
             return self.work
         times_s = self.step_time_s.samples
@@ -222,7 +222,7 @@ class Variant(ResultModel):
     def step_shares(self) -> tuple[float, ...]:
         """The share of a whole step's work that each measured step committed, by trial.
 
-        It is 1 in runs without replicas that come and go.
+        It is 1 in runs without elastic replicas.
         """
         shares = self.replication.committed_shares if self.replication else {}
         return tuple(shares.get(trial, 1.0) for trial in range(self.step_time_s.n))
@@ -252,7 +252,7 @@ class Result(StoredResult):
         """Read the result of a run directory.
 
         Raises:
-            BadResult: If the directory holds no result, or one of an incompatible version.
+            BadResult: If the directory has no result, or one of an incompatible version.
         """
         found = read_model(Path(folder) / SUMMARY, cls, ", expected a folder that `testbed run` made")
         return found.at(Path(folder))
@@ -277,7 +277,7 @@ class Result(StoredResult):
         return make_frame(rows, STEPS)
 
     def operations(self) -> pandas.DataFrame:
-        """Return a row per operation of a rank, times in seconds; docs/reference/results.md lists the columns.
+        """Return a row per operation of a rank, with times in seconds; docs/reference/results.md lists the columns.
 
         Raises:
             BadResult: If the run directory is incomplete.
@@ -304,7 +304,7 @@ class Result(StoredResult):
         Args:
             name: "step_times", "time_split" or "utilisation" (all variants), "utilisation_over_time" (whole run),
                 "network" or "timeline" (one variant), or your own panel, FILE.py:NAME.
-            variant: The variant that "network" and "timeline" show; None: the first.
+            variant: The variant that "network" and "timeline" show; None for the first one.
 
         Raises:
             BadInput: If there is no such figure, or the run lacks the records for it.
@@ -325,7 +325,7 @@ class Result(StoredResult):
 
     @property
     def folder(self) -> Path:
-        """The run directory: where it was opened, else where the run was made."""
+        """The run directory: where it was opened, or else where the run was made."""
         return self._folder or Path(self.run_dir)
 
     @property

@@ -45,7 +45,7 @@ class RunDirectory:
         self.path = path
         self.partial = partial_path(path)
         refuse_existing(path)
-        is_own = (_owner(self.partial) or {}).get("pid") == os.getpid()  # of an earlier attempt
+        is_own = (_owner(self.partial) or {}).get("pid") == os.getpid()  # left by an earlier attempt
         if self.partial.exists() and owner_alive(self.partial) and not is_own:
             raise RunExists(f"{path}: another process is writing it; choose another --output")
         shutil.rmtree(self.partial, ignore_errors=True)
@@ -63,7 +63,7 @@ class RunDirectory:
 
 
 def partial_path(run: Path) -> Path:
-    """Return the path under which a run is written until it is complete."""
+    """Return the path where a run is written until it is complete."""
     return run.with_name(run.name + PARTIAL_SUFFIX)
 
 
@@ -77,7 +77,7 @@ def owner_alive(partial: Path) -> bool:
     """Return whether the process that writes a partial directory is still running."""
     owner = _owner(partial)
     if owner is None:
-        return time.time() - partial.stat().st_mtime < 1.0  # just created: the owner file follows
+        return time.time() - partial.stat().st_mtime < 1.0  # just created: the owner file is written next
     return bool(process_start_ticks(owner["pid"]) == owner["started"])
 
 
@@ -93,8 +93,8 @@ def make_folder(folder: Path, meant: Path | None = None, there: bool = False) ->
 
     Args:
         folder: The directory to make.
-        meant: The path to name in the error; default: `folder`.
-        there: Whether it may exist already.
+        meant: The path to name in the error; `folder` by default.
+        there: Whether the directory may exist already.
 
     Raises:
         NotWritable: If it cannot be made.
@@ -119,7 +119,7 @@ def write_lines(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
 
 
 def chown_to_sudo_user(path: Path) -> None:
-    """Under sudo, change the owner of a run directory to the calling user; else do nothing."""
+    """Change the owner of a run directory to the calling user if this runs under sudo; else do nothing."""
     user, group = os.environ.get("SUDO_UID"), os.environ.get("SUDO_GID")
     if os.geteuid() == 0 and user and group:
         for item in (path, *path.rglob("*")):
@@ -127,7 +127,7 @@ def chown_to_sudo_user(path: Path) -> None:
 
 
 def default_path(scenario: str) -> Path:
-    """Return `runs/<scenario>-<date>-<time>` below the current directory, with a number if that exists already."""
+    """Return `runs/<scenario>-<date>-<time>` below the current directory, with a number appended if that exists."""
     base = RUNS / f"{scenario}-{time.strftime('%Y%m%d-%H%M%S')}"
     path, number = base, 1
     while path.exists() or partial_path(path).exists():
@@ -137,7 +137,7 @@ def default_path(scenario: str) -> Path:
 
 
 def describe_environment() -> dict[str, Any]:
-    """Return where and with what a run is made: host, kernel, versions, kernel settings."""
+    """Return a description of a run's environment: host, kernel, versions, kernel settings."""
     uname = platform.uname()
     return {
         "testbed_version": VERSION,
@@ -175,12 +175,12 @@ def _sysctl(key: str) -> str | None:
 
 
 class BadResult(BadInput, ValueError):
-    """A result file is missing, damaged or of another version; the message names file, field or line, and value."""
+    """The error for a missing, damaged or incompatible result file; it names file, field or line, and value."""
 
 
 class RunExists(BadInput, FileExistsError):
-    """The path of a new run exists already; it was not touched."""
+    """The error for a new run whose path exists already; the existing path is left unchanged."""
 
 
 class NotWritable(BadInput, PermissionError):
-    """A directory cannot be made or written; the message says where, why, and which option selects another place."""
+    """The error for a directory that cannot be written; it names the path, the cause and the option to change it."""

@@ -1,4 +1,4 @@
-"""Listing and pruning of a results directory: runs, sweeps, searches, and remains of failed or killed runs."""
+"""Listing and pruning of a results directory: runs, sweeps, searches, and leftovers of failed or killed runs."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ LEFT: tuple[Kind, ...] = ("failed", "killed", "parts")  # without a result
 
 @dataclass(frozen=True)
 class Entry:
-    """A directory with results or remains.
+    """A directory with results or leftovers.
 
-    `status` is a run's verdict, else empty. `changed_s` is in seconds since 1970. `size_bytes` counts all files.
+    `status` is a run's verdict, and empty for other kinds. `changed_s` is in seconds since 1970. `size_bytes` counts
+    all files.
     """
 
     path: Path
@@ -37,29 +38,29 @@ class Entry:
 
 
 def list_entries(folder: Path) -> list[Entry]:
-    """Return all results and remains in a directory, oldest first.
+    """Return all results and leftovers in a directory, oldest first.
 
-    Other directories are left out. The runs of a sweep or search belong to its entry.
+    Other directories are left out. The runs of a sweep or search are part of its entry.
     """
     return _sorted(_entry(path, kind) for path, kind in _kinds(folder))
 
 
 def list_killed(folder: Path) -> list[Entry]:
-    """Return the remains of killed runs, without reading the files of any other entry."""
+    """Return the leftovers of killed runs, without reading the files of any other entry."""
     return _sorted(_entry(path, kind) for path, kind in _kinds(folder) if kind == "killed")
 
 
 def select_prunable(
     found: Sequence[Entry], now_s: float, *, keep: int | None, older_s: float | None, left: bool
 ) -> list[Entry]:
-    """Select the entries to delete; never one in progress.
+    """Select the entries to delete, but never an entry in progress.
 
     Args:
         found: All entries.
         now_s: The current time, in seconds since 1970.
-        keep: How many of the newest results to keep.
-        older_s: Minimum age in seconds of what is deleted.
-        left: Select only remains without a result.
+        keep: Number of the newest results to keep.
+        older_s: Minimum age of deleted entries, in seconds.
+        left: Select only leftovers without a result.
     """
     if left:
         chosen = [entry for entry in found if entry.kind in LEFT]

@@ -8,7 +8,7 @@ from testbed.measure.result_model import ResultModel
 
 
 class Latencies(ResultModel):
-    """Latency distribution of all counted requests, in seconds; percentiles by nearest rank."""
+    """Latency distribution of all counted requests, in seconds; percentiles use the nearest rank."""
 
     mean: float
     p50: float
@@ -18,7 +18,7 @@ class Latencies(ResultModel):
 
 
 class RequestParts(ResultModel):
-    """Where a request's time went, in seconds."""
+    """A request's time by activity, in seconds."""
 
     batching_s: float = Field(description="Waiting for its batch to be closed.")
     queue_s: float = Field(description="Waiting for busy accelerators.")
@@ -27,7 +27,7 @@ class RequestParts(ResultModel):
 
 
 class ServedLink(ResultModel):
-    """One direction of an accelerator's or host's lanes, of a node's NIC, or between two buildings; per step."""
+    """One direction of an accelerator's or host's lanes, of a node's NIC, or between two buildings, per step."""
 
     name: str
     rate_bps: float
@@ -39,7 +39,7 @@ class ServedLink(ResultModel):
 class ServedOutage(ResultModel):
     """A node or accelerator that did not answer within the timeout.
 
-    Latencies are grouped by the arrival time of the requests; null if none arrived in that period.
+    Latencies are grouped by the requests' arrival time; null if none arrived in a period.
     """
 
     name: str
@@ -53,7 +53,7 @@ class ServedOutage(ResultModel):
 class Serving(ResultModel):
     """Served requests of all measured steps.
 
-    Arrivals are open-loop: they do not wait for answers. Latency counts from the drawn arrival time.
+    Arrivals are open-loop: they do not wait for answers. Latency counts from the randomly drawn arrival time.
     """
 
     requests: int = Field(description="Requests that are counted.")
@@ -91,9 +91,9 @@ class Serving(ResultModel):
 
 
 class TokenTimes(ResultModel):
-    """Time per token, in seconds: from its predecessor's last combine to its own, on the last rank to finish.
+    """Time per token, in seconds: from the previous token's last combine to its own, on the last rank to finish.
 
-    Percentiles are by nearest rank.
+    Percentiles use the nearest rank.
     """
 
     mean: float
@@ -103,7 +103,7 @@ class TokenTimes(ResultModel):
 
 
 class TokenParts(ResultModel):
-    """Where a token's time went, in seconds: mean over tokens and ranks."""
+    """A token's time by activity, in seconds: mean over tokens and ranks."""
 
     compute_s: float
     gathered_s: float = Field(description="All-gather of row counts and expert indices.")
@@ -117,7 +117,7 @@ class TokenParts(ResultModel):
 
 
 class DecodedSteps(ResultModel):
-    """Token times of a shard's steps, in seconds; `predicted_s` has those of one step by the model, if it has any."""
+    """Token times of a shard's steps, in seconds; `predicted_s` has the model's times for one step, if any."""
 
     times_s: tuple[float, ...]
     predicted_s: tuple[float, ...] | None

@@ -33,7 +33,7 @@ def shard_latencies(
     samples: Sequence[Mapping[str, Any]],
     predicted: Timeline | None,
 ) -> dict[str, Any]:
-    """Return a shard's records of single requests or tokens for one variant; empty if steps have neither."""
+    """Return a shard's records of individual requests or tokens for one variant; empty if steps have neither."""
     serving = job.workload.serving
     if serving is None:
         decoded = decoded_steps(job, steps, samples, predicted)
@@ -62,7 +62,7 @@ def variant_latencies(scenario: Scenario, shards: Sequence[ShardVariant]) -> dic
 
 
 def predicted_latencies(found: DryRun, scale: Scale) -> dict[str, Any]:
-    """Return the predicted latencies of single requests or tokens, in real seconds; empty if steps have neither."""
+    """Return the predicted latencies of individual requests or tokens, in real seconds; empty if steps have neither."""
     workload, spans = found.workload, found.timeline.spans
     if workload.serving is not None:
         times = request_times(workload.serving, spans, scale)
@@ -145,7 +145,8 @@ def find_token_ends(plan: JobPlan) -> Mapping[int, int]:
 def token_times(tokens: Mapping[int, int], spans: Spans) -> list[float]:
     """Return the time of each token of one step.
 
-    A token takes from the end of the previous one (or the start of the step) until the last rank has its rows back.
+    A token's time runs from the end of the previous token (or the start of the step) until the last rank has received
+    its rows back.
     """
     ends = [max(rank[index][1] for rank in spans) for _, index in sorted(tokens.items())]
     return [end - before for before, end in pairwise([0.0, *ends])]

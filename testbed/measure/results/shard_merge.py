@@ -1,4 +1,4 @@
-"""Merging of shard records into the figures of a whole run. Pure functions: no clock, files or network."""
+"""The merging of shard records into the figures of a whole run. Pure functions: no clock, files or network."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Records:
 
 
 def merge_records(results: Sequence[ShardRecord]) -> Records:
-    """Merge the shards' records: shards follow each other in time, and trials are numbered consecutively.
+    """Merge the shards' records: place shards one after another in time, and number trials consecutively.
 
     The records of a run with a single shard stay unchanged.
     """
@@ -65,7 +65,7 @@ def merge_records(results: Sequence[ShardRecord]) -> Records:
     found = Records(origin_s=_begin_s(first))
     samples, links, events = found.samples, found.links, found.events
     shift_s, steps = 0.0, 0
-    totals: dict[tuple[object, ...], int] = {}  # counter values at the end of the shards before
+    totals: dict[tuple[object, ...], int] = {}  # counter values at the end of the previous shards
     for result in results:
         end_s = max(sample["end_s"] for sample in result.samples)
         offset_s = shift_s - _begin_s(result)
@@ -161,7 +161,7 @@ def _merge_variant(
         "policy": variant.policy.label,
         "ranks": len(hosts),
         "step_time_s": times,
-        # every shard has its own seed, and so its own ECMP hashes
+        # every shard has its own seed, and therefore its own ECMP hashes
         "predicted": compare_prediction(statistics.median(predictions), times["median"])
         if predictions
         else None,
@@ -192,7 +192,7 @@ def _merge_variant(
 def _training(
     own: Sequence[ShardVariant], steps: Sequence[StepResult], buildings: Sequence[int], scale: Scale
 ) -> Training:
-    """Return the training figures of the median shard, with bytes and prediction error of all steps."""
+    """Return the training figures of the median shard, with the bytes and prediction error over all steps."""
     training = sorted(own, key=lambda part: part.step_time_s)[(len(own) - 1) // 2].training
     sent = [bytes_by_tier(step.sent_bytes, buildings, scale) for step in undisturbed_steps(steps)]
     tiers = {
@@ -211,7 +211,7 @@ def _training(
 
 
 def merge_verdicts(verdicts: Sequence[Verdict]) -> Verdict:
-    """Return the worst status of all shards, and each invariant from a shard where it failed, if there is one."""
+    """Return the worst status of all shards, and each invariant, from a shard where it failed if there is one."""
     status = worst([verdict.status for verdict in verdicts])
     rows: dict[str, Invariant] = {}
     for verdict in sorted(verdicts, key=lambda verdict: verdict.status != status):

@@ -1,7 +1,7 @@
-"""Shards of a run, each measured in its own network, and the records that they leave.
+"""The shards of a run, each measured in its own network, and the records that they write.
 
-How a run is split depends only on the scenario and the clock, so results do not depend on how many shards run in
-parallel. A shard's record is a directory that can be read by itself.
+The split of a run depends only on the scenario and the clock, so results do not depend on the number of shards that run
+in parallel. A shard's record is a directory that can be read on its own.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ STREAMS = {
 
 @dataclass(frozen=True)
 class Shard:
-    """A number of consecutive trials of one variant, or of the whole scenario, with their own seed.
+    """Several consecutive trials of one variant, or of the whole scenario, with a separate seed.
 
-    `variant` is None for a whole scenario, whose algorithms alternate trial by trial in one network.
+    `variant` is None for a whole scenario; its algorithms alternate trial by trial in one network.
     """
 
     number: int
@@ -87,7 +87,7 @@ def split_into_shards(scenario: Scenario) -> list[Shard]:
     """Split a scenario into shards.
 
     - Without variants, a shard has one algorithm and at most `TRIALS` of its trials. With events or elastic replicas it
-      has all trials, as events happen once, at their times.
+      has all trials, since events happen once, at their set times.
     - With variants, a shard has one variant and one trial, seeded by trial, and variants alternate. With elastic
       replicas it has one variant and all trials.
     """
@@ -113,10 +113,10 @@ def split_into_shards(scenario: Scenario) -> list[Shard]:
 
 
 class ShardVariant(ResultModel):
-    """The figures of one algorithm in a shard that do not follow from its records.
+    """The figures of one algorithm in a shard that cannot be derived from its records.
 
-    `step_time_s` is the median of the measured steps. `predicted_s` is the model's, or None if it does not cover the
-    scenario. Both are real seconds. `expected_wan_bytes` is emulated.
+    `step_time_s` is the median of the measured steps. `predicted_s` is the model's prediction, or None if the model
+    does not cover the scenario. Both are in real seconds. `expected_wan_bytes` is an emulated figure.
     """
 
     algorithm: str
@@ -146,9 +146,10 @@ class ShardFigures(ResultModel):
 
 @dataclass(frozen=True)
 class ShardRecord:
-    """The record of a finished shard. Its captures and host monitors stay files in `folder`.
+    """The record of a finished shard. Its captures and host monitor files stay in `folder`.
 
-    Times count from its first measured step; sizes and times are emulated. The variant of a sample is its algorithm.
+    Times count from the shard's first measured step; sizes and times are emulated. The variant of a sample is its
+    algorithm.
     """
 
     shard: Shard

@@ -17,14 +17,14 @@ from testbed.spec.topology import Topology
 from testbed.workload.plan import COMPUTING
 
 Record = Mapping[str, Any]
-LATENCY_BOUND_BELOW = 0.6  # a link busy for a smaller share of the step did not limit it
+LATENCY_BOUND_BELOW = 0.6  # a link that is busy for a smaller share of the step does not limit the step
 SLOWER = 1.1  # a step that takes longer than this factor times its prediction counts as slow
 COMPUTE_BOUND_BELOW = 0.05  # below this share of exposed communication, a step is compute-bound
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """One measured step of all ranks; times in seconds of CLOCK_MONOTONIC.
+    """One measured step of all ranks; times are in seconds of CLOCK_MONOTONIC.
 
     `disturbed` is true if an elastic replica was missing or catching up during the step.
     """
@@ -54,7 +54,7 @@ def first_start_s(samples: Sequence[Record]) -> float:
 def gather_steps(samples: Sequence[Record], ranks: int) -> list[StepResult]:
     """Combine the ranks' samples into steps, in execution order.
 
-    A step's compute time is that of the rank that computed longest.
+    A step's compute time is that of the rank that computes longest.
 
     Raises:
         ValueError: If the sample of a rank is missing from a step.
@@ -65,7 +65,7 @@ def gather_steps(samples: Sequence[Record], ranks: int) -> list[StepResult]:
         if sample["operation"] == "step":
             whole[sample["step"]].append(sample)
         elif sample["operation"] in COMPUTING:
-            # in this order, which decides the last digit
+            # in this order, since it affects the last digit
             key = sample["step"], sample["rank"]
             computing[key] = computing[key] + sample["end_s"] - sample["start_s"]
     results = []
@@ -101,13 +101,13 @@ def gather_steps(samples: Sequence[Record], ranks: int) -> list[StepResult]:
 def is_slower_than_predicted(step_time_s: float, predicted_s: float | None) -> bool:
     """Return whether a step took longer than predicted by more than the model's own error on clean networks.
 
-    See docs/explanation/model.md for that error.
+    That error is documented in docs/explanation/model.md.
     """
     return predicted_s is not None and step_time_s > SLOWER * predicted_s
 
 
 def distribution(values: Sequence[float]) -> dict[str, Any]:
-    """Return median, 95th percentile (nearest rank), extremes, count and the values themselves."""
+    """Return the median, 95th percentile (nearest rank), extremes, count and the values themselves."""
     ordered = sorted(values)
     nearest = max(0, -(-95 * len(ordered) // 100) - 1)
     return {
@@ -134,7 +134,7 @@ def middle_step(steps: Sequence[StepResult]) -> StepResult:
 def find_busiest_nic(
     topology: Topology, steps: Sequence[StepResult], hosts: Sequence[str]
 ) -> tuple[str, float]:
-    """Return the busiest NIC direction and its median utilisation by payload; `hosts` by rank."""
+    """Return the busiest NIC direction and its median utilisation by payload; `hosts` is by rank."""
     best = ("", 0.0)
     rates = {host.name: host.nic.rate_bps for host in topology.hosts}
     for rank, host in enumerate(hosts):
@@ -157,16 +157,17 @@ def describe_bottleneck(
     wan: Sequence[Record],
     nic: tuple[str, float],
 ) -> str:
-    """Say in one sentence what limited the step: computing, the busiest link, or latency.
+    """Describe in one sentence what limited the step: computation, the busiest link, or latency.
 
     A link is the limit if it was busy for at least 60 % of the time in which it could have been busy. That window is
-    the backward pass (two thirds of computing) plus exposed communication, and at least the exposed communication.
+    the backward pass (two thirds of computation) plus exposed communication, and never less than the exposed
+    communication.
     """
     if exposed_comm_s < COMPUTE_BOUND_BELOW * step_time_s:
         return f"computing: {compute_s / step_time_s:.0%} of the step, communication is hidden behind it"
     busiest = max(wan, key=lambda row: float(row["utilisation"]), default=None)
     wan_share = float(busiest["utilisation"]) if busiest else 0.0
-    # the forward pass, a third of computing, sends nothing
+    # the forward pass, a third of computation, sends nothing
     window = max(exposed_comm_s, step_time_s - compute_s / 3) / step_time_s
     if busiest is not None and wan_share >= nic[1] and wan_share / window >= LATENCY_BOUND_BELOW:
         link = LinkKey.of(busiest)
@@ -191,10 +192,11 @@ CONFIDENCE = 0.95
 
 
 def median_interval(samples: Sequence[float]) -> tuple[float, float, float]:
-    """Return a confidence interval for the median, by order statistics: lower end, upper end, confidence.
+    """Return a confidence interval for the median from order statistics: lower end, upper end, confidence.
 
     It is the narrowest symmetric pair of samples with a confidence of at least 0.95. With fewer than six samples it is
-    the smallest and the largest, at a lower confidence. Samples must be independent; their distribution is free.
+    the smallest and the largest sample, with a lower confidence. Samples must be independent; their distribution is
+    arbitrary.
     """
     ordered, count = sorted(samples), len(samples)
     candidates = [(rank, _confidence(count, rank)) for rank in range(1, count // 2 + 1)]
@@ -266,7 +268,7 @@ def summarise_connections(
 
 
 def _within(own: Sequence[Record], step: StepResult) -> tuple[int, int]:
-    """Return the index of the first reading in a step, and that after the last one."""
+    """Return the index of the first reading in a step, and the index after the last one."""
     first, last = (
         bisect_right(own, time_s, key=itemgetter("time_s")) for time_s in (step.start_s, step.end_s)
     )
@@ -274,7 +276,7 @@ def _within(own: Sequence[Record], step: StepResult) -> tuple[int, int]:
 
 
 def _growth(own: Sequence[Record], steps: Sequence[StepResult], name: str) -> int | None:
-    """Return by how much a counter grew over all steps, or None if there is no such counter."""
+    """Return the growth of a counter over all steps, or None if there is no such counter."""
     found: int | None = None
     for step in steps:
         first, last = _within(own, step)

@@ -1,4 +1,4 @@
-"""Typed models of `sweep.json`, in real seconds and bytes whatever the scale."""
+"""Typed models of `sweep.json`, in real seconds and bytes at any scale."""
 
 from __future__ import annotations
 
@@ -82,19 +82,19 @@ class SweepFigure(ResultModel):
 
     @property
     def predicted_work(self) -> Work:
-        """A whole step by the model; sweeps of earlier versions do not record its workload."""
+        """The predicted work of a whole step; sweeps of earlier versions do not record the workload."""
         return self.work or Work(steps=1, elapsed_s=self.predicted_s, workload="")
 
     @property
     def done(self) -> Work:
-        """The measured work, else the predicted one."""
+        """The measured work, or else the predicted work."""
         if self.measured is None:
             return self.predicted_work
         return self.measured.work or Work(steps=1, elapsed_s=self.measured.median_s, workload="")
 
     @property
     def step_time_s(self) -> float:
-        """The measured step time, else the predicted one."""
+        """The measured step time, or else the predicted one."""
         return self.measured.median_s if self.measured else self.predicted_s
 
     @property

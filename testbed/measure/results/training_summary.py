@@ -1,4 +1,4 @@
-"""Training figures of `summary.json`: how a step's time divides, predicted and measured, and bytes by tier."""
+"""Training figures of `summary.json`: a step's time split, predicted and measured, and bytes by tier."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TIER_TEXTS = {"wan": "between buildings", "building": "inside buildings", "rank"
 def step_spans(
     samples: Sequence[Mapping[str, Any]], step: StepResult, plan: JobPlan
 ) -> list[list[tuple[float, float]]]:
-    """Return start and end of each rank's operations in one step, in emulated seconds from the step's start."""
+    """Return the start and end of each rank's operations in one step, in emulated seconds from the step's start."""
     found = [[(0.0, 0.0)] * len(own) for own in plan.ranks]
     for sample in samples:
         if sample["step"] == step.index and sample["operation"] != "step":
@@ -74,7 +74,7 @@ def training_summary(
 
 
 def _schedule(training: Training | None, spans: Spans) -> dict[str, Any]:
-    """Return what only steps with `parallelism` have: schedule, mesh, activation memory."""
+    """Return the fields that only steps with `parallelism` have: schedule, mesh, activation memory."""
     if training is None:
         return {}
     searched = training.schedule.searched
@@ -97,7 +97,7 @@ def _if_different(counts: Sequence[int]) -> list[int]:
 
 
 def _search(found: SearchResult) -> dict[str, Any]:
-    """Return the result of a schedule search: times of the pipeline alone, without what follows it, in real seconds."""
+    """Return a schedule search's result: times of the pipeline alone, without later work, in real seconds."""
     bounds_s = {str(chunks): bound_s for chunks, bound_s in found.bounds_s.items()}
     return {"step_s": found.step_s, "bounds_s": bounds_s, "known": dict(found.known)}
 
@@ -116,7 +116,7 @@ def _split(split: TimeBreakdown, scale: Scale) -> dict[str, Any]:
 def _critical_path(
     plan: JobPlan, spans: Spans, buildings: Sequence[int], scale: Scale
 ) -> list[dict[str, Any]]:
-    """Return time and number of links of the critical path by kind of operation, longest first."""
+    """Return the critical path's time and number of operations by kind of operation, longest first."""
     found: dict[str, list[float]] = {}
     for link in find_critical_path(plan, spans, buildings):
         found.setdefault(link.kind, []).append(link.end_s - link.start_s)
@@ -129,7 +129,7 @@ def _critical_path(
 def _bytes(
     workload: Workload, algorithm: str, steps: Sequence[StepResult], scale: Scale
 ) -> dict[str, dict[str, int]]:
-    """Return payload bytes per step by tier: according to the plan, and as sent (median)."""
+    """Return payload bytes per step by tier: as planned, and as sent (median)."""
     expected = _planned_bytes(workload, algorithm, scale)
     observed = [
         bytes_by_tier(step.sent_bytes, workload.buildings, scale) for step in undisturbed_steps(steps)
@@ -163,7 +163,7 @@ def summarise_prediction(found: DryRun, scale: Scale) -> dict[str, Any]:
 
 
 def describe_time_split(split: Mapping[str, Any], waiting: str = "pipeline bubbles") -> str:
-    """Say in one sentence where a step's time goes, largest share first; `waiting` names the bubble."""
+    """Describe in one sentence how a step's time is spent, largest share first; `waiting` names the bubble."""
     parts = {waiting: split["bubble_s"], "computing": split["compute_s"]}
     for entry in split["exposed"]:
         where = TIER_TEXTS[entry["tier"]]

@@ -1,7 +1,7 @@
-"""Files of a run in progress or failed: shard directories, the live log, dumps of a failure.
+"""Files of a run that is in progress or has failed: shard directories, the live log, dumps of a failure.
 
-A guest's measurement depends only on the request and on the software that runs it. So the record of a finished shard is
-kept next to the run directory when the run is stopped, and the same command resumes from it.
+A guest's measurement depends only on the request and on the software that runs it. So, when a run is stopped, the
+records of finished shards are kept next to the run directory, and the same command resumes from them.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class ShardFolders:
                 self._lock = _lock(kept)
                 self.folder = kept
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._remove_unfinished()  # left by a run that was killed
+        self._remove_unfinished()  # files left by a run that was killed
 
     @property
     def outlive(self) -> bool:
@@ -57,7 +57,7 @@ class ShardFolders:
         return {int(file.parent.name) for file in self.folder.glob(f"*/{FINISHED}")}
 
     def stop(self) -> int:
-        """Keep the finished shards of a stopped run, if they outlive it, and return how many were kept."""
+        """Keep the finished shards of a stopped run, if they outlive it, and return their number."""
         self._remove_unfinished()
         count = len(self.finished) if self.outlive else 0
         if not count:
@@ -85,7 +85,7 @@ class ShardFolders:
 
 
 def _lock(folder: Path) -> int:
-    """Lock a directory for this process and return the lock's file descriptor; OSError if another process has it."""
+    """Lock a directory for this process and return the lock's file descriptor; raise OSError if it is taken."""
     folder.mkdir(parents=True, exist_ok=True)
     lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -124,17 +124,17 @@ FAILED_SUFFIX, FAILURE, SCENARIO = ".failed", "failure.txt", "scenario.yaml"
 
 
 def failed_path(run: Path) -> Path:
-    """Return the directory where the remains of a failed run are kept."""
+    """Return the directory where the files of a failed run are kept."""
     return run.with_name(run.name + FAILED_SUFFIX)
 
 
 def keep_failed(run: Path, shards: Path, reason: str) -> Path | None:
-    """Move the flight recorders' dumps of the failed shard to `<run>.failed`, replacing what was there.
+    """Move the flight recorder dumps of the failed shard to `<run>.failed`, replacing existing files.
 
     Args:
         run: The run directory that the run would have had.
         shards: The directory of all shard directories.
-        reason: Why the run failed; it is stored with the dumps and the shard's scenario.
+        reason: The reason why the run failed; it is stored with the dumps and the shard's scenario.
 
     Returns:
         The directory with the dumps; None if no rank had started an operation.

@@ -1,4 +1,4 @@
-"""Writer of run directories: every one is made here, from the records of its shards."""
+"""The writer of run directories: each is created here, from the records of its shards."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ class ShardTimes:
 class BackendResult:
     """The result of a backend: the shards' records in order, and facts about the clock that they ran under.
 
-    All fields but `records` and `wall_s` (the total) are set for guests only. `memory_bytes` is the limit of each
-    guest, `jobs` the number run in parallel, `times` are by shard. `expected_*` are estimates made before the run.
-    `kernel_image` is the hash of the guests' kernel.
+    All fields except `records` and `wall_s` (the total) are set for guests only. `memory_bytes` is the limit of each
+    guest, `jobs` is the number of guests in parallel, and `times` is by shard. `expected_*` are estimates made before
+    the run. `kernel_image` is the hash of the guests' kernel.
     """
 
     records: Sequence[ShardRecord]
@@ -106,7 +106,7 @@ def _manifest(
             for record in shards
             for entry in record.figures.manifest.captures
         ),
-        # of the variants that differ from the first one's
+        # those of variants that differ from the first one's
         "fabrics": {
             record.shard.variant: record.figures.manifest.fabric
             for record in shards
@@ -126,7 +126,7 @@ def _manifest(
 
 
 def _clock(first: Manifest, outcome: BackendResult) -> ClockRecord:
-    """Return the first shard's clock; for a run split into shards, with the facts about all of them."""
+    """Return the first shard's clock; for a run that is split into shards, add the facts about all of them."""
     shards = outcome.records
     if shards[0].shard.variant is None:
         return first.clock
@@ -152,7 +152,7 @@ def _clock(first: Manifest, outcome: BackendResult) -> ClockRecord:
 
 
 def _marked(shards: Sequence[ShardRecord], field: str) -> Iterator[Record]:
-    """Yield a stream's records, each marked with its shard if there are several; times stay those of the shard."""
+    """Yield a stream's records, each marked with its shard if there are several; times stay relative to the shard."""
     for record in shards:
         shard = record.shard
         mark = {} if shard.variant is None else {"variant": shard.variant, "first_trial": shard.first_trial}

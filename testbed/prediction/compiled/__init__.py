@@ -1,1 +1,1 @@
-"""The compiled part of the model: flows, and steps where messages are only bytes on lossless paths."""
+"""The compiled part of the model: flows, and steps in which messages are only bytes on lossless paths."""

@@ -1,4 +1,4 @@
-"""The compiled library of flows and steps: the wheel's, or compiled on first use and cached for the user."""
+"""The compiled library of flows and steps: from the wheel, or compiled on first use and cached for the user."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ class Step(ctypes.Structure):
 
 
 def as_columns(rows: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
-    """Return arrays of `Step` by name, each with the type that the header gives it."""
+    """Return arrays of `Step` by name, each with its type in the header."""
     return {name: np.asarray(values, dtype=COLUMN_TYPES[name]) for name, values in rows.items()}
 
 
 class NoCompilerError(TestbedError):
-    """The library cannot be compiled on this machine."""
+    """The error raised if the library cannot be compiled on this machine."""
 
 
 _HANDLE, _ARRAY, _NUMBER, _FIGURE = ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32, ctypes.c_double
@@ -82,7 +82,7 @@ _FUNCTIONS: Mapping[str, tuple[type | None, tuple[type, ...]]] = {
 
 @lru_cache(1)
 def library() -> ctypes.CDLL:
-    """Return the loaded library. Raises NoCompilerError."""
+    """Return the loaded library; raise NoCompilerError if it cannot be compiled."""
     try:
         loaded = _load(library_name())
     except (OSError, subprocess.SubprocessError) as error:

@@ -1,4 +1,4 @@
-"""Compiler of the C sources of flows and steps. Standard library only: the wheel's build loads it."""
+"""Compiler of the C sources of flows and steps. Standard library only, since the wheel's build loads it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def library_name() -> str:
 
 
 def compile_library(target: Path) -> None:
-    """Compile the sources into a shared library. Raises OSError, SubprocessError."""
+    """Compile the sources into a shared library; raise OSError or SubprocessError on failure."""
     compiler = next((path for path in map(shutil.which, COMPILERS) if path), None)
     if compiler is None:
         raise FileNotFoundError("none")

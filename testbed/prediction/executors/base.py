@@ -1,4 +1,4 @@
-"""Executor interface: apply a function to items anywhere and return the results in order."""
+"""The executor interface: apply a function to items on any workers and return the results in order."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ Function = Callable[[Any, Any], Any]
 
 
 class Workers(Protocol):
-    """Workers that run one function, as a context manager."""
+    """Workers that run one function; a context manager."""
 
     def map(self, items: Sequence[Any]) -> Iterator[Any]:
         """Yield the result of each item in order.
 
         Raises:
-            WorkStopped: A worker was killed.
-            ExecutorError: The workers cannot be used.
+            WorkStopped: If a worker is killed.
+            ExecutorError: If the workers cannot be used.
 
-        Exceptions of the function are passed on.
+        Exceptions of the function are propagated.
         """
 
     def __enter__(self) -> Workers: ...
@@ -30,26 +30,26 @@ class Workers(Protocol):
 
 
 class Executor(Protocol):
-    """A source of workers. Functions must be idempotent: an item is repeated when its worker dies."""
+    """A source of workers. Functions must be idempotent, since an item is repeated when its worker dies."""
 
     @property
     def words(self) -> str:
-        """A description of the workers for people."""
+        """A description of the workers for messages."""
 
     @property
     def at_once(self) -> int:
-        """How many runs its workers execute at once; 1 if this machine executes them."""
+        """The number of runs that its workers execute at once; 1 if this machine executes them."""
 
     def stop(self) -> None:
-        """Abort all work; a thread that waits for it gets WorkStopped."""
+        """Abort all work; a thread that waits for results gets WorkStopped."""
 
     def workers(self, function: Function, common: Any) -> Workers:
         """Return workers for this function; `common` is sent to each of them once."""
 
 
 class WorkStopped(TestbedError):
-    """A worker process was killed from outside."""
+    """The error raised if a worker process is killed from outside."""
 
 
 class ExecutorError(TestbedError):
-    """An executor is not available, or its workers differ from this machine."""
+    """The error for an executor that is unavailable or whose workers differ from this machine."""

@@ -1,6 +1,6 @@
 """Dask executor (the extra `dask`): local processes or a cluster, whose workers may die.
 
-Dask repeats the tasks of a dead worker as long as another one is left. The common argument is a task of its own: when
+Dask repeats the tasks of a dead worker as long as another worker is left. The common argument is a separate task: when
 the worker that holds it dies, the scheduler recomputes it.
 """
 
@@ -21,22 +21,22 @@ from testbed.prediction.executors.base import ExecutorError, Function, Workers, 
 INSTALL = "pip install 'scale-across-testbed[dask]'"
 CONNECT_S = 10.0
 POLL_S = 1.0  # interval to check whether there are workers
-WITHOUT_WORKER_S = 60.0  # without any worker, after which the executor gives up
+WITHOUT_WORKER_S = 60.0  # time without any worker after which the executor gives up
 About = Callable[[], Mapping[str, str]]
 """A module's function that returns what must be equal on all workers, by name."""
 
 
 @contextlib.contextmanager
 def cluster(scheduler: str | None, jobs: int, about: About) -> Iterator[Cluster]:
-    """Connect to a scheduler, or start `jobs` local processes, for the length of a block.
+    """Connect to a scheduler, or start `jobs` local processes, for the duration of a block.
 
     Args:
         scheduler: Address of a running scheduler; None for local processes.
         jobs: Number of local processes.
-        about: Returns what must be equal on all workers.
+        about: Function that returns the values that must be equal on all workers.
 
     Raises:
-        ExecutorError: Dask is not installed, the scheduler does not answer, or a worker is missing or differs.
+        ExecutorError: If Dask is not installed, the scheduler does not answer, or a worker is missing or differs.
     """
     try:
         from distributed import Client, LocalCluster  # noqa: PLC0415 (slow, and optional)
@@ -65,7 +65,7 @@ def cluster(scheduler: str | None, jobs: int, about: About) -> Iterator[Cluster]
 
 @dataclass(frozen=True)
 class Cluster:
-    """A client of a scheduler. where: its address, for messages."""
+    """A client of a scheduler; `where` is the scheduler's address, for messages."""
 
     client: Any
     where: str
@@ -113,7 +113,7 @@ class Cluster:
 
 
 def difference(own: Mapping[str, str], expected: Mapping[str, str]) -> str:
-    """Describe what a worker has that differs from the expected values; empty if nothing does."""
+    """Describe how a worker differs from the expected values; empty if it does not."""
     return "; ".join(
         f"{name} {own.get(name, 'none')}, expected {value}"
         for name, value in expected.items()
@@ -153,7 +153,7 @@ class _DaskWorkers:
             yield self._result(future)
 
     def _result(self, future: Any) -> Any:
-        """Wait for a task's result, whichever worker computes it. Raises WorkStopped if none will."""
+        """Wait for a task's result, from any worker; raise WorkStopped if no worker will compute it."""
         from distributed import KilledWorker  # noqa: PLC0415
         from distributed import TimeoutError as DaskTimeout  # noqa: PLC0415
 
@@ -198,14 +198,14 @@ def _about_here(about: About) -> Mapping[str, str]:
 
 @lru_cache(maxsize=2)
 def _cached_about(about: About) -> Mapping[str, str]:
-    """Cache the values per process: a worker's code does not change."""
+    """Return the values, cached per process, since a worker's code does not change."""
     return dict(about())
 
 
 def _run_item(
     item: Any, *, function: Function, common: Any, about: About, expected: Mapping[str, str]
 ) -> Any:
-    """Run one item, after checking a worker that joined later."""
+    """Run one item, and first check the worker if it joined later."""
     if words := difference(_cached_about(about), expected):
         raise ExecutorError(f"a worker that joined later differs from this machine: {words}")
     return function(common, item)

@@ -1,4 +1,4 @@
-"""Executor without dependencies: this process for little work, else a pool of processes on this machine."""
+"""The executor without dependencies: this process for little work, else a pool of processes on this machine."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from testbed.gc_control import set_infrequent_gc
 from testbed.prediction.executors.base import Function, Workers, WorkStopped
 from testbed.processes import set_parent_death_signal
 
-FEW = 24  # items that are done sooner than other processes start
+FEW = 24  # number of items that one process completes before others have started
 BATCH = 4  # items per batch
 
 
 @dataclass(frozen=True)
 class Processes:
-    """A pool of processes with the start method "spawn"; with one job, this process."""
+    """A pool of processes with the start method "spawn", or this process if there is one job."""
 
     jobs: int = 1
 
@@ -35,7 +35,7 @@ class Processes:
         return 1
 
     def stop(self) -> None:
-        """Do nothing: no other thread waits."""
+        """Do nothing, since no other thread waits."""
 
     def workers(self, function: Function, common: Any) -> Workers:
         """See `Executor`."""
@@ -76,7 +76,7 @@ def _results(results: Iterator[Any]) -> Iterator[Any]:
         raise WorkStopped(message, hint=hint) from None
 
 
-_WORK: list[tuple[Function, Any]] = []  # of a worker process
+_WORK: list[tuple[Function, Any]] = []  # the function and common argument of a worker process
 
 
 def _initialise(function: Function, common: Any) -> None:

@@ -1,4 +1,4 @@
-"""BBR version 1 as in Linux (`tcp_bbr.c`): paces by a model of the path's bandwidth and minimum round trip."""
+"""BBR version 1 as in Linux (`tcp_bbr.c`): pacing from a model of the path's bandwidth and minimum round trip."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ GSO_BYTES, SLOW = (1 << 16) - 321, 1.2e6 / 8
 
 
 class WindowedMax:
-    """The maximum `value` of the last rounds (`win_minmax.c`)."""
+    """The maximum `value` over the last rounds (`win_minmax.c`)."""
 
     __slots__ = ("_best", "_rounds", "value")
 
@@ -67,9 +67,10 @@ class WindowedMax:
 
 
 class Bbr(Control):
-    """BBR of one connection.
+    """The BBR state of one connection.
 
-    packet_bytes: size of a full packet. round_trip_s: of the empty path. draw: selects where the gain cycle starts.
+    `packet_bytes` is the size of a full packet. `round_trip_s` is the round-trip time of the empty path. `draw` selects
+    where the gain cycle starts.
     """
 
     paces = True
@@ -152,7 +153,7 @@ class Bbr(Control):
             self._save_window()
 
     def on_probe_repair(self) -> None:
-        """Save the window only."""
+        """Save only the window."""
         self._save_window()
 
     def on_timeout(self, in_flight: int, *, is_new_episode: bool) -> None:
@@ -203,7 +204,7 @@ class Bbr(Control):
             self._probe_rate(rates.delivered_s)
 
     def _update_extra(self, now_s: float, sample: Sample) -> None:
-        """Track packets acknowledged in a burst beyond the estimated rate (ACK aggregation)."""
+        """Track packets that are acknowledged in a burst beyond the estimated rate (ACK aggregation)."""
         if sample.acknowledged <= 0 or not sample.interval_s:
             return
         if self._is_round_start:
@@ -335,7 +336,7 @@ class Bbr(Control):
         return min(max(self._extra_acked), self._bandwidth * EXTRA_S)
 
     def shift(self, seconds: float) -> None:
-        """Move recorded times `seconds` back."""
+        """Move recorded times back by `seconds`."""
         self._rates.shift(seconds)
         self._least_at_s -= seconds
         self._phase_s -= seconds

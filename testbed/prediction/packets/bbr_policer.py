@@ -3,30 +3,30 @@
 from __future__ import annotations
 
 ROUNDS, USED_ROUNDS = 4, 48  # minimum rounds of an interval; rounds for which a detected rate is used
-LOST = 50 / 256  # minimum loss in an interval relative to what is delivered
+LOST = 50 / 256  # minimum loss in an interval, relative to the packets delivered
 ALIKE = 1 / 8  # maximum relative difference between the rates of two consecutive intervals
 LEAST_S = 1e-3
 
 
 class PolicerDetector:
-    """Policer detection of one connection. rate: detected rate in packets per second; 0 for none."""
+    """The policer detection of one connection; `rate` is the detected rate in packets per second, or 0."""
 
     def __init__(self) -> None:
         self.rate = 0.0
         self._previous_rate = 0.0  # rate of the previous interval
         self._is_sampling, self._rounds = False, 0
-        # of the current interval: packets delivered before it, its start, packets lost in it
+        # for the current interval: packets delivered before it, its start, packets lost in it
         self._delivered, self._started_s, self._lost = 0, 0.0, 0
 
     def update(
         self, delivered: int, now_s: float, lost: int, *, is_round_start: bool, is_app_limited: bool
     ) -> bool:
-        """Process a sample; return whether the detected rate is no longer to be used.
+        """Process a sample; return whether the detected rate must no longer be used.
 
         Args:
-            delivered: Packets delivered until `now_s`.
+            delivered: Number of packets delivered until `now_s`.
             now_s: Time of the last delivery.
-            lost: Newly lost packets.
+            lost: Number of newly lost packets.
             is_round_start: Whether a round begins.
             is_app_limited: Whether the application limits sending.
         """
@@ -71,5 +71,5 @@ class PolicerDetector:
         self._start_interval(delivered, now_s)
 
     def shift(self, seconds: float) -> None:
-        """Move recorded times `seconds` back."""
+        """Move recorded times back by `seconds`."""
         self._started_s -= seconds

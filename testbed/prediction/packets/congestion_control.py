@@ -11,25 +11,25 @@ from typing import ClassVar
 from testbed.net.paths.congestion import Growth
 from testbed.net.paths.congestion.linux_tcp import INITIAL_WINDOW_PACKETS, WindowUse, window_after_loss
 
-PACE_SHARE = 1024  # the NIC's queue may hold 1/1024 s of a connection at its pace (`sk_pacing_shift`)
+PACE_SHARE = 1024  # the NIC may queue 1/1024 s of a connection's data at its pacing rate (`sk_pacing_shift`)
 
 
 @dataclass(slots=True)
 class AckSample:
-    """What an acknowledgement says, in packets and seconds; the object is reused for the next one.
+    """The content of an acknowledgement, in packets and seconds; the object is reused for the next one.
 
     Attributes:
         now_s: Current time.
-        delivered: Newly delivered packets.
+        delivered: Number of newly delivered packets.
         advanced: Whether the cumulative acknowledgement advanced.
-        lost: Newly lost packets.
-        in_flight: Packets in flight now.
-        before: Packets in flight before.
+        lost: Number of newly lost packets.
+        in_flight: Number of packets in flight now.
+        before: Number of packets in flight before this acknowledgement.
         recovering: Whether losses are being repaired.
-        latest_s: Round trip of the packet sent last; negative if unknown.
-        least_s: Minimum round trip.
+        latest_s: Round-trip time of the packet sent last; negative if unknown.
+        least_s: Minimum round-trip time.
         departs_s: When the next packet may leave.
-        sent: Packets transmitted so far, retransmissions included.
+        sent: Number of packets transmitted so far, including retransmissions.
     """
 
     now_s: float = 0.0
@@ -46,7 +46,7 @@ class AckSample:
 
 
 class Control(ABC):
-    """The congestion control of one connection. window: packets."""
+    """The congestion control of one connection; `window` is in packets."""
 
     paces: ClassVar[bool] = False
     """Whether packets are paced at its rate, and stamped for rate samples."""
@@ -55,10 +55,10 @@ class Control(ABC):
 
     @abstractmethod
     def pace(self, packet_bytes: int, out: int, smoothed_s: float) -> float:
-        """Return the pacing rate in bytes per second. out: unacknowledged packets. smoothed_s: smoothed round trip."""
+        """Return the pacing rate in bytes per second, from `out` unacknowledged packets and the smoothed round trip."""
 
     def stamp(self, now_s: float, first: bool) -> Stamp | None:
-        """Return the stamp of a packet that is sent, if it measures rates. first: nothing else is in flight."""
+        """Return the stamp of a sent packet if rates are measured; `first` is true if nothing else is in flight."""
         return None
 
     def on_delivered(self, sent_s: float, number: int, stamp: Stamp) -> None:  # noqa: B027 - most measure nothing
@@ -71,12 +71,12 @@ class Control(ABC):
         """Restart after nothing was in flight for `idle_s`."""
 
     def on_window_use(self, full: bool, out: int, unacknowledged: int, next_byte: int) -> None:  # noqa: B027
-        """Record that everything permitted was sent. full: the window limits sending."""
+        """Record that all permitted data has been sent; `full` is true if the window limits sending."""
 
-    def on_rtt_sample(  # noqa: B027 - most look at it when they hear the rest
+    def on_rtt_sample(  # noqa: B027 - most use it only with the rest
         self, now_s: float, latest_s: float, unacknowledged: int, next_byte: int, pace: Callable[[], float]
     ) -> None:
-        """Record a round-trip sample. pace: returns Linux's pacing rate."""
+        """Record a round-trip sample; `pace` returns Linux's pacing rate."""
 
     @abstractmethod
     def on_ack(self, ack: AckSample) -> None:
@@ -84,9 +84,9 @@ class Control(ABC):
 
     @abstractmethod
     def enter_recovery(self, sent: int, *, after_timeout: bool) -> None:
-        """Start recovery. sent: packets transmitted so far. after_timeout: losses of packets sent after a timeout."""
+        """Start recovery; `sent` counts transmitted packets, `after_timeout` is set for losses sent after a timeout."""
 
-    def exit_recovery(self) -> None:  # noqa: B027 - most say so themselves
+    def exit_recovery(self) -> None:  # noqa: B027 - most end it themselves
         """End recovery."""
 
     @abstractmethod
@@ -95,9 +95,9 @@ class Control(ABC):
 
     @abstractmethod
     def on_timeout(self, in_flight: int, *, is_new_episode: bool) -> None:
-        """React to a retransmission timeout. is_new_episode: it starts a new episode of losses."""
+        """React to a retransmission timeout; `is_new_episode` is true if it starts a new loss episode."""
 
-    def undo(self) -> None:  # noqa: B027 - most go by other things
+    def undo(self) -> None:  # noqa: B027 - most do not need it
         """Undo the last timeout, which was spurious."""
 
     @abstractmethod
@@ -106,21 +106,21 @@ class Control(ABC):
 
 
 class LossBasedControl(Control):
-    """A window that grows until packets are lost, by a `Growth`; RFC 6937 (PRR) during recovery."""
+    """A window that grows by a `Growth` until packets are lost; during recovery it follows RFC 6937 (PRR)."""
 
     def __init__(self, growth: type[Growth]) -> None:
         self.window = float(INITIAL_WINDOW_PACKETS)
         self._growth = growth()
         self._hystart = HyStart() if growth.uses_hystart else None
         self._threshold = math.inf
-        self._least_s = math.inf  # minimum round trip of data, without the handshake
-        self._undo_state = self.window, self._threshold  # before the last timeout
+        self._least_s = math.inf  # minimum round trip of data, excluding the handshake
+        self._undo_state = self.window, self._threshold  # the state before the last timeout
         # PRR: window before recovery, packets delivered since, packets transmitted when it began
         self._prior = self._delivered_since = self._transmitted_before = 0
         self._use = WindowUse()
 
     def pace(self, packet_bytes: int, out: int, smoothed_s: float) -> float:
-        """Return the rate that Linux computes though nothing is paced by it (`tcp_update_pacing_rate`)."""
+        """Return the rate that Linux computes although nothing is paced by it (`tcp_update_pacing_rate`)."""
         window = self.window
         gain = 2.0 if window < self._threshold / 2 else 1.2
         return gain * packet_bytes * (window if window >= out else out) / smoothed_s
@@ -130,7 +130,7 @@ class LossBasedControl(Control):
         self._growth.idle(idle_s)
 
     def on_window_use(self, full: bool, out: int, unacknowledged: int, next_byte: int) -> None:
-        """Record for a round trip how the window is used."""
+        """Record how the window is used in a round trip."""
         self._use.record(full, out, unacknowledged, next_byte)
 
     def on_rtt_sample(
@@ -172,7 +172,7 @@ class LossBasedControl(Control):
             self.window = min(window + delivered, self._threshold)
             delivered -= int(self.window - window)
         if delivered > 0 and self._use.is_full and self.window >= self._threshold:
-            # the kernel's minimum is 0 until it has a sample, for instance after the loss of a whole window
+            # the kernel's minimum is 0 until it has a sample, such as after the loss of a whole window
             least_s = self._least_s if self._least_s < math.inf else 0.0
             self.window = self._growth.grown(self.window, delivered, now_s, least_s)
 
@@ -219,7 +219,7 @@ TRAIN_S = 2e-3  # maximum gap between acknowledgements of one train
 SAMPLES = 8  # round-trip samples per round
 # bounds of the delay threshold, which is an eighth of the minimum round trip
 LEAST_DELAY_S, MOST_DELAY_S = 4e-3, 16e-3
-# allowance for acknowledgements that are late because of segmentation offload
+# allowance for acknowledgements that segmentation offload delays
 GSO_BYTES, MOST_BATCH_S = 1 << 16, 1e-3
 
 
@@ -244,7 +244,8 @@ class HyStart:
     ) -> bool:
         """Process an acknowledgement and return whether slow start should end.
 
-        unacknowledged, next_byte: first byte not acknowledged, first byte not sent. pace: bytes per second.
+        `unacknowledged` and `next_byte` are the first byte that is not acknowledged and the first that is not sent.
+        `pace` is in bytes per second.
         """
         self._least_s = min(self._least_s, round_trip_s)
         if self.is_done or window < LEAST_WINDOW:
@@ -284,7 +285,7 @@ whether the application limited sending.
 
 @dataclass(slots=True)
 class Sample:
-    """A rate sample of one acknowledgement. packets, interval_s: what was delivered in what time; 0 if unknown."""
+    """A rate sample of one acknowledgement: the packets delivered in `interval_s`; both are 0 if unknown."""
 
     round_trip_s: float
     acknowledged: int
@@ -297,19 +298,19 @@ class Sample:
 
 
 class DeliveryRate:
-    """Samples the delivery rate of one connection, as Linux does for congestion controls (`tcp_rate.c`)."""
+    """A sampler of one connection's delivery rate, as Linux does for congestion controls (`tcp_rate.c`)."""
 
     def __init__(self) -> None:
         self.delivered = 0
         self.delivered_s = self.first_sent_s = 0.0
         self.limited_until = 0
-        # of delivered packets the one sent last: when, and its number
+        # the delivered packet that was sent last: its send time and number
         self._newest_s, self._newest = -1.0, -1
         self._prior: Stamp | None = None
         self._sending_s = 0.0
 
     def sent(self, now_s: float, *, first: bool) -> Stamp:
-        """Return the stamp of a packet being sent. first: nothing is in flight."""
+        """Return the stamp of a packet that is being sent; `first` is true if nothing is in flight."""
         if first:
             self.first_sent_s = self.delivered_s = now_s
         return self.delivered, self.delivered_s, self.first_sent_s, bool(self.limited_until)
@@ -328,7 +329,7 @@ class DeliveryRate:
             self._sending_s = sent_s - stamp[2]
 
     def sample(self, now_s: float, least_s: float, sample: Sample) -> None:
-        """Complete a sample with what was delivered since the last one. least_s: minimum round trip."""
+        """Complete a sample with the packets delivered since the last one; `least_s` is the minimum round trip."""
         if self.limited_until and self.delivered > self.limited_until:
             self.limited_until = 0
         if sample.acknowledged:

@@ -1,7 +1,7 @@
-"""A job's connections packet by packet, single or striped, with the interface of `prediction.connections.Connections`.
+"""A job's packet-level connections, single or striped, with the interface of `prediction.connections.Connections`.
 
-Striped messages are cut into segments that go round-robin over a pair's connections, as `transport.pairs` does it. The
-receiver acknowledges a segment with a frame on the same connection, which makes room for the next one.
+Striped messages are cut into segments that are sent round-robin over a pair's connections, as in `transport.pairs`. The
+receiver acknowledges a segment with a frame on the same connection, which makes room for the next segment.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from testbed.prediction.packets.links import ClassfulLinkQueue, Entrance, LinkQu
 from testbed.prediction.packets.sender import Sender
 from testbed.prediction.striping import Part, Striper
 
-# Maximum random extra delay of a link, seeded by its name. Without it identical buildings would lose the same packets
-# at the same time, since only the order of simultaneous events would differ.
+# Maximum random extra delay of a link, seeded by its name. Without this delay, identical buildings would lose the same
+# packets at the same time, since only the order of simultaneous events would differ.
 APART_S = 1e-6
 
 Action = Callable[[], None]
 
 
 class PacketConnections:
-    """All connections of a job, kept from one step to the next. draw: random source of losses on links."""
+    """All connections of a job, kept from one step to the next; `draw` is the random source of losses on links."""
 
     def __init__(self, events: EventQueue, network: Network, draw: Random | None) -> None:
         self.events, self._network, self._draw = events, network, draw
@@ -36,7 +36,7 @@ class PacketConnections:
         self.links: dict[str, LinkQueue | ClassfulLinkQueue] = {}
         self.senders: dict[tuple[Ends, int, int], Sender] = {}
         self._pairs: dict[tuple[Ends, int], Striper] = {}
-        self._no_reply_yet: tuple[Ends, int, int] | None = None  # its receiver has not replied yet
+        self._no_reply_yet: tuple[Ends, int, int] | None = None  # the message's receiver has not replied yet
 
     @property
     def overflowed(self) -> bool:
@@ -44,10 +44,10 @@ class PacketConnections:
         return any(link.dropped for link in self.links.values())
 
     def shift(self, seconds: float) -> None:
-        """Do nothing: `continue_on` shifts all times."""
+        """Do nothing, since `continue_on` shifts all times."""
 
     def open(self, ranks: int, before: Warmup) -> None:
-        """Start a ring round on the next beat but one; ranks have agreed on it by a message round the ring."""
+        """Start a ring round on the second next beat, after ranks have agreed on it by a message around the ring."""
 
         def go(rank: int, remaining: int) -> None:
             ends = rank, (rank + 1) % ranks
@@ -55,7 +55,7 @@ class PacketConnections:
             if remaining and self._is_known(ends):
                 self.send(ends, 0, before.message_bytes / before.pieces, Event(), lambda: None, on_arrival)
             elif remaining:
-                on_arrival()  # this direction is not used later on
+                on_arrival()  # this direction is not used later
 
         self._no_reply_yet = (ranks - 1, 0), 0, 0
         begins_s = (self.events.now_s // STEP_ALIGNMENT_S + 2) * STEP_ALIGNMENT_S
@@ -82,7 +82,8 @@ class PacketConnections:
     ) -> None:
         """Send a message.
 
-        accepted: happens when the sockets have it. on_sent: called when it was sent. on_arrival: called on arrival.
+        `accepted` happens when the sockets have accepted the message. `on_sent` is called when it has been sent, and
+        `on_arrival` when it arrives.
         """
         network = self._network
         stripes = network.packet_paths(ends, dscp)[0].stripes
@@ -137,7 +138,7 @@ class PacketConnections:
 
 
 def striped_pair(stripes: StripeSettings, forward: Sequence[Sender], backward: Sequence[Sender]) -> Striper:
-    """Return the striping from one rank to another, per traffic class. forward, backward: senders, by channel."""
+    """Return the striping from one rank to another, per class; `forward` and `backward` are senders by channel."""
 
     def send_part(
         channel: int, part: Part, turn: int | None, accepted: Event, on_arrival: Action, on_ack: Action | None
@@ -153,4 +154,4 @@ def striped_pair(stripes: StripeSettings, forward: Sequence[Sender], backward: S
 
 
 def _ignore() -> None:
-    """Ignore that a part has left."""
+    """Ignore the departure of a part."""

@@ -1,4 +1,4 @@
-"""Links packet by packet: drop-tail queues with a rate and a delay, traffic classes, and the paths of frames."""
+"""Packet-level links: drop-tail queues with a rate and a delay, traffic classes, and the paths of frames."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from testbed.prediction.events import EventQueue
 
 
 class NicBacklog:
-    """Packets of one connection that wait in the NIC: when each begins to leave, and the memory that it holds."""
+    """One connection's packets that wait in the NIC: when each begins to leave, and the memory that it uses."""
 
     __slots__ = ("held_bytes", "packets")
 
@@ -30,7 +30,7 @@ class NicBacklog:
         self.held_bytes += memory_bytes
 
     def waits(self, now_s: float) -> bool:
-        """Whether packets still wait; those that have begun to leave are removed."""
+        """Return whether packets still wait, after removing those that have begun to leave."""
         packets = self.packets
         while packets and packets[0][0] <= now_s:
             self.held_bytes -= packets.popleft()[1]
@@ -40,10 +40,10 @@ class NicBacklog:
 class LinkQueue:
     """A drop-tail FIFO queue of one link direction.
 
-    draw: random source of losses; None for no loss.
+    `draw` is the random source of losses; None for no loss.
 
     Attributes:
-        sent, dropped, lost: Frames that left the queue, did not fit into it, were lost on the link.
+        sent, dropped, lost: Number of frames that left the queue, did not fit into it, or were lost on the link.
         free_s: When the next frame may start to leave.
     """
 
@@ -74,7 +74,7 @@ class LinkQueue:
         self.sent = self.dropped = self.lost = 0
 
     def empty_s(self, size_bytes: int) -> float:
-        """Return how long a frame takes through an idle link."""
+        """Return the time that a frame takes through an idle link."""
         return (size_bytes * self._byte_s if self._held else 0.0) + self._delay_s
 
     def take(self, now_s: float, size_bytes: int) -> float | None:
@@ -99,7 +99,7 @@ class LinkQueue:
         return (over_s if self._held else free_s) + self._delay_s
 
     def _make_room(self, now_s: float, size_bytes: int) -> bool:
-        """Remove frames that have begun to leave, which is done only when the queue seems full; return if it fits."""
+        """Remove frames that have begun to leave (only needed if the queue seems full); return whether a frame fits."""
         queue = self._queue
         while queue and queue[0][0] <= now_s:
             self._queued_bytes -= queue.popleft()[1]
@@ -118,7 +118,7 @@ Leave = Callable[[float | None], None]
 class ClassfulLinkQueue:
     """A link direction with a queue per traffic class, scheduled as in `links.class_scheduler`.
 
-    draw, dropped: see `LinkQueue`. frame_bytes: of a full packet.
+    `draw` and `dropped` are as in `LinkQueue`. `frame_bytes` is the size of a full packet.
     """
 
     def __init__(self, hop: PacketHop, draw: Random | None, frame_bytes: int) -> None:
@@ -128,7 +128,7 @@ class ClassfulLinkQueue:
         self.dropped = 0
 
     def empty_s(self, size_bytes: int) -> float:
-        """Return how long a frame takes through an idle link."""
+        """Return the time that a frame takes through an idle link."""
         return self._wire.empty_s(size_bytes)
 
     def take(self, events: EventQueue, number: int, size_bytes: int, leave: Leave) -> bool:
@@ -136,12 +136,12 @@ class ClassfulLinkQueue:
         if self._queues.enqueue(number, QueuedItem(events.now_s, size_bytes, leave)) is None:
             self.dropped += 1
             return False
-        if self._wakes_s > self._wire.free_s:  # else a wake-up is due when the wire is free
+        if self._wakes_s > self._wire.free_s:  # otherwise a wake-up is due when the wire is free
             self._send_ready(events)
         return True
 
     def _send_ready(self, events: EventQueue) -> None:
-        """Send what may leave now, and schedule a wake-up for the rest."""
+        """Send the frames that may leave now, and schedule a wake-up for the rest."""
         now_s, queues, wire = events.now_s, self._queues, self._wire
         while queues.packets:
             next_s = queues.next_departure(max(now_s, wire.free_s))
@@ -155,24 +155,24 @@ class ClassfulLinkQueue:
             waiting.frame(wire.take(now_s, waiting.size))
 
     def _wake(self, events: EventQueue) -> None:
-        if events.now_s >= self._wakes_s:  # else an earlier wake-up has replaced this one
+        if events.now_s >= self._wakes_s:  # otherwise an earlier wake-up has replaced this one
             self._wakes_s = math.inf
             self._send_ready(events)
 
     def shift(self, seconds: float) -> None:
-        """Move recorded times `seconds` back; nothing waits."""
+        """Move recorded times back by `seconds`; no frame is waiting."""
         self._wire.shift(seconds)
         self._queues.shift(seconds)
 
 
 class Place(NamedTuple):
-    """The queue of one traffic class of a link, by the class's number."""
+    """The queue of one traffic class of a link, identified by the class's number."""
 
     line: ClassfulLinkQueue
     number: int
 
     def empty_s(self, size_bytes: int) -> float:
-        """Return how long a frame takes through an idle link."""
+        """Return the time that a frame takes through an idle link."""
         return self.line.empty_s(size_bytes)
 
 
@@ -190,9 +190,9 @@ F = TypeVar("F", bound=Frame)
 
 
 class PathHop(Generic[F]):
-    """A link on a connection's path. on_arrival: called with arrived frames. on_loss: called with lost ones.
+    """A link on a connection's path; it calls `on_arrival` with arrived frames and `on_loss` with lost ones.
 
-    enter: enqueues a frame.
+    `enter` enqueues a frame.
     """
 
     __slots__ = ("_deliver", "_in_flight", "_on_arrival", "_on_loss", "enter", "events")
@@ -211,7 +211,7 @@ class PathHop(Generic[F]):
             if isinstance(entrance, LinkQueue)
             else partial(self._enter_class, *entrance)
         )
-        # frames stay in order: arrival time and turn of each; only the first one is in the event queue
+        # frames stay in order: the arrival time and turn of each; only the first one is in the event queue
         self._in_flight: deque[tuple[float, int, F]] = deque()
         self._deliver = self.deliver
 
@@ -225,7 +225,7 @@ class PathHop(Generic[F]):
             self._on_loss(frame)
 
     def leave(self, frame: F, arrival_s: float | None) -> None:
-        """Put a frame onto the link. arrival_s: arrival time at the far end; None if it is lost."""
+        """Put a frame onto the link; `arrival_s` is its arrival time at the far end, or None if it is lost."""
         events = self.events
         if arrival_s is not None:
             turn = next(events.number)
@@ -246,7 +246,7 @@ class PathHop(Generic[F]):
 
 
 class FramePath(Generic[F]):
-    """All links of a connection in one direction; frames enter with `enter`. on_arrival, on_loss: see `PathHop`."""
+    """All links of a connection in one direction; frames enter with `enter`; for the callbacks, see `PathHop`."""
 
     def __init__(
         self,
@@ -262,6 +262,6 @@ class FramePath(Generic[F]):
             self.enter = self._hops[-1].enter
 
     def continue_on(self, events: EventQueue) -> None:
-        """Continue on another event queue; nothing is in flight."""
+        """Continue on another event queue, with nothing in flight."""
         for hop_queue in self._hops:
             hop_queue.events = events

@@ -16,7 +16,8 @@ from testbed.prediction.packets.timers import timer_s
 ACKNOWLEDGEMENT_BYTES = 66  # Ethernet, IP, TCP with timestamps
 BLOCKS_BYTES, BLOCK_BYTES, MOST_BLOCKS = 4, 8, 3  # SACK blocks in TCP options
 SELECTIVE_BYTES = 12  # additional bytes with SACK blocks
-# ACK compression of out-of-order packets: after the first ones of a gap, a third of a round trip, 1 ms or 44 packets
+# ACK compression of out-of-order packets: after the first ones of a gap, wait for a third of a round trip, 1 ms or 44
+# packets
 COMPRESSED_SHARE, COMPRESSED_S, COMPRESSED = 1 / 3, 1e-3, 44
 
 
@@ -24,14 +25,14 @@ class PeerSender(Protocol):
     """The sender of the other direction."""
 
     def process_ack(self, ack: Acknowledgement, *, sends: bool = True) -> None:
-        """Process an acknowledgement. sends: also send what may be sent now."""
+        """Process an acknowledgement; if `sends`, also send the data that may be sent now."""
 
     def push(self) -> None:
-        """Send what may be sent."""
+        """Send the data that may be sent."""
 
 
 class Receiver:
-    """The receiving side. on_ack: called with each acknowledgement at the sender. Others: see `DelayedAck`."""
+    """The receiving side; `on_ack` is called with each acknowledgement at the sender; for the rest see `DelayedAck`."""
 
     def __init__(
         self,
@@ -47,26 +48,26 @@ class Receiver:
         self._back = FramePath(events, back, on_ack, self.restore)
         self.peer: PeerSender | None = None  # sends the other direction from this end
         self.next = 0
-        # out-of-order packets; number of contiguous blocks, and where each of them ends
+        # out-of-order packets; the number of contiguous blocks, and the end of each
         self._out_of_order: dict[int, Packet] = {}
         self.blocks, self._ends = 0, set[int]()
-        self.unreported: list[int] = []  # packets that were not reported yet
+        self.unreported: list[int] = []  # packets that have not been reported yet
         # last acknowledged byte; packets; largest packet in bytes
         self._acknowledged = self._passed = self._largest = 0
-        self._delayed_ack_s = 0.0  # when the delayed acknowledgement is due; 0: none
+        self._delayed_ack_s = 0.0  # when the delayed acknowledgement is due; 0 for none
         # at most one alarm is scheduled; when it fires it reschedules for the latest one
         self._alarm_is_set, self._last_s, self._last_turn, self._jiffy = False, 0.0, 0, -1
         self._compressed_s = min(COMPRESSED_S, COMPRESSED_SHARE * round_trip_s)
         self._gap, self._duplicates, self._compressed = -1, 0, 0
-        self._compressed_ack_s = 0.0  # when the compressed acknowledgement is due; 0: none
+        self._compressed_ack_s = 0.0  # when the compressed acknowledgement is due; 0 for none
 
     @property
     def option_bytes(self) -> int:
-        """Bytes of TCP options that report gaps, next to timestamps."""
+        """Bytes of TCP options that report gaps, in addition to timestamps."""
         return BLOCKS_BYTES + BLOCK_BYTES * min(self.blocks, MOST_BLOCKS) if self.blocks else 0
 
     def take(self, packet: Packet) -> None:
-        """Process a packet; call back messages that end in it or behind a gap that it fills."""
+        """Process a packet; call back messages that end in it or after a gap that it fills."""
         if packet.carried_ack is not None:
             self._take_with_ack(packet, packet.carried_ack)
             return
@@ -114,7 +115,7 @@ class Receiver:
             on_arrival()
 
     def _take_with_ack(self, packet: Packet, ack: Acknowledgement) -> None:
-        """Process a packet with an acknowledgement: the sender sees that first and continues after the packet."""
+        """Process a packet with an acknowledgement; the sender sees that first, and sends only after the packet."""
         assert self.peer is not None
         packet.carried_ack = None
         self.peer.process_ack(ack, sends=False)
@@ -122,7 +123,7 @@ class Receiver:
         self.peer.push()
 
     def _acknowledge_gap(self) -> None:
-        """Acknowledge the first packets after a gap at once, further ones together (`__tcp_ack_snd_check`)."""
+        """Acknowledge the first packets after a gap at once, and later ones together (`__tcp_ack_snd_check`)."""
         if self._gap != self.next:
             self._gap, self._duplicates = self.next, 0
         if self._compressed >= COMPRESSED or self._duplicates < DUP_THRESHOLD:
@@ -141,7 +142,7 @@ class Receiver:
     def _set_alarm(self) -> None:
         events = self.events
         jiffy = int(events.now_s / KERNEL_TICK_S)
-        if jiffy != self._jiffy:  # else it fires with the last one
+        if jiffy != self._jiffy:  # otherwise it fires with the last one
             self._jiffy = jiffy
             self._last_s, self._last_turn = timer_s(events.now_s, DELAYED_ACK_S), next(events.number)
             if not self._alarm_is_set:
@@ -160,14 +161,14 @@ class Receiver:
             events.call_at(self._last_s, self._send_delayed_ack, self._last_turn)
 
     def continue_on(self, events: EventQueue, seconds: float) -> None:
-        """Continue on another event queue whose time is `seconds` less; nothing waits."""
+        """Continue on another event queue, whose time is `seconds` less; nothing is waiting."""
         self.events = events
         self._delayed_ack.shift(seconds)
         self._back.continue_on(events)
         self._alarm_is_set, self._last_s, self._jiffy = False, 0.0, -1
 
     def piggyback_ack(self, before: Acknowledgement | None) -> Acknowledgement | None:
-        """Return the acknowledgement that a data packet carries. before: what it carried, if not delivered yet."""
+        """Return the acknowledgement that a data packet carries; `before` is its earlier one, if not delivered yet."""
         self._delayed_ack.on_data_sent(self.events.now_s)
         if not self.unreported:
             return before
@@ -189,7 +190,7 @@ class Receiver:
         return Acknowledgement(self.next, self._passed, unreported, duplicate, size_bytes)
 
     def restore(self, lost: Acknowledgement) -> None:
-        """Report what a lost acknowledgement did, with the next one."""
+        """Repeat the reports of a lost acknowledgement in the next one."""
         self.unreported = [*lost.arrived, *self.unreported]
 
 
@@ -203,11 +204,11 @@ class DelayedAck:
     """Decides which packets are acknowledged at once, as Linux does (`tcp_input.c`).
 
     These are the first packets, packets that still grow the receive window, and packets after a pause longer than a
-    timeout. A side that sends replies waits, since its data carries acknowledgements. When no data was sent in time, it
-    no longer counts on that.
+    timeout. A side that sends replies delays acknowledgements, since its data carries them. If it does not send data in
+    time, it no longer relies on this.
 
     Args:
-        round_trip_s: Of the empty path.
+        round_trip_s: Round-trip time of the empty path.
         window_bytes: Final receive window; infinite if it need not grow.
         is_replying: Whether this side has already sent a reply (`inet_csk_in_pingpong_mode`).
     """
@@ -225,7 +226,7 @@ class DelayedAck:
         self.is_replying = is_replying
         self._growth_left_bytes = window_bytes - FIRST_WINDOW_BYTES if window_bytes < math.inf else 0.0
         self._timeout_s = MIN_RTO_S + round_trip_s
-        # the handshake is at time 0; window after a packet in which data counts as a reply, `icsk_ack.ato`
+        # the handshake is at time 0; time after a packet in which data counts as a reply, `icsk_ack.ato`
         self._last_arrival_s, self._ato_s = 0.0, DELAYED_ACK_S
         self._quick_acks = QUICK
 
@@ -235,7 +236,7 @@ class DelayedAck:
         return self._quick_acks > 0 and not self.is_replying
 
     def on_arrival(self, now_s: float, size_bytes: int, full_bytes: int) -> None:
-        """Record an arrival. size_bytes: of the packet. full_bytes: of a full packet (`tcp_event_data_recv`)."""
+        """Record the arrival of `size_bytes`; a full packet has `full_bytes` (`tcp_event_data_recv`)."""
         gap_s, self._last_arrival_s = now_s - self._last_arrival_s, now_s
         if gap_s <= DELAYED_ACK_S / 2:
             self._ato_s = (self._ato_s + DELAYED_ACK_S) / 2
@@ -269,5 +270,5 @@ class DelayedAck:
         self.is_replying = False
 
     def shift(self, seconds: float) -> None:
-        """Move recorded times `seconds` back."""
+        """Move recorded times back by `seconds`."""
         self._last_arrival_s -= seconds

@@ -1,4 +1,4 @@
-"""Round-trip estimation and retransmission timeout: RFC 6298 with Linux's minimum margin."""
+"""Round-trip time estimation and retransmission timeout: RFC 6298 with Linux's minimum margin."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from testbed.net.paths.congestion.linux_tcp import MIN_RTO_S
 from testbed.prediction.packets.links import Entrance
 from testbed.prediction.packets.receiver import ACKNOWLEDGEMENT_BYTES
 
-LEAST_ROUND_TRIP_S = 1e-6  # the kernel's resolution: paths without latency have none
+LEAST_ROUND_TRIP_S = 1e-6  # the kernel's resolution, for paths without latency
 
 
 def handshake_s(hops: Iterable[Entrance]) -> float:
-    """Return the round trip that the handshake measures over these queues, there and back."""
+    """Return the round-trip time that the handshake measures over these queues, in both directions."""
     return max(LEAST_ROUND_TRIP_S, sum(hop.empty_s(ACKNOWLEDGEMENT_BYTES) for hop in hops))
 
 
 class RttEstimator:
-    """Smoothed round trip and deviation.
+    """The smoothed round-trip time and its deviation.
 
-    smoothed_s: smoothed round trip; the handshake's until the first data sample, which replaces it. doublings: timeouts
-    since the last sample.
+    `smoothed_s` is the smoothed round-trip time. It is the handshake's until the first data sample replaces it.
+    `doublings` is the number of timeouts since the last sample.
     """
 
     __slots__ = ("_deviation_s", "doublings", "smoothed_s", "timed")

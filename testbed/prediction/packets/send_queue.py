@@ -15,8 +15,8 @@ NOW_S = 1e-9
 class Acknowledgement:
     """An acknowledgement.
 
-    next: first byte that has not arrived. passed: packets before it. arrived: packets that arrived since the last
-    acknowledgement. duplicate: a packet arrived twice.
+    `next` is the first byte that has not arrived, and `passed` the number of packets before it. `arrived` has the
+    packets that arrived since the last acknowledgement. `duplicate` is true if a packet arrived twice.
     """
 
     __slots__ = ("arrived", "duplicate", "frame_bytes", "next", "passed")
@@ -32,21 +32,21 @@ class Packet:
     """A data packet.
 
     Attributes:
-        number: Its first byte.
+        number: Number of its first byte.
         on_arrivals: Callbacks of messages that end in it.
         on_sent: Callbacks for when it is first sent.
         frame_bytes: Size on the wire.
-        short: Whether it is less than full.
+        short: Whether it is smaller than a full packet.
         first_s: When it was first sent.
         sent_s: When it was last sent.
-        times: How often it was sent.
+        times: Number of times that it was sent.
         in_flight: Whether the sender counts it, or its retransmission, as in flight.
         acked: Whether the sender knows that it has arrived.
         has_arrived: Whether it has arrived.
         lost: Whether the sender counts it as lost.
-        times_lost: How often the network lost it, which the sender does not know.
+        times_lost: Number of times that the network lost it, which the sender does not know.
         stamp: State of the delivery-rate sampler when it was sent.
-        carried_ack: Acknowledgement of the other direction that it carries.
+        carried_ack: Acknowledgement for the other direction that it carries.
 
     Attributes without a default are set when it is first sent.
     """
@@ -88,7 +88,7 @@ class Packet:
         self.carried_ack: Acknowledgement | None = None
 
     def cut(self, size_bytes: int) -> Packet:
-        """Split off all but the first `size_bytes`, with the messages that end there."""
+        """Split off everything after the first `size_bytes`, with the messages that end there."""
         remaining = Packet(self.number + size_bytes, self.size_bytes - size_bytes)
         self.size_bytes = size_bytes
         remaining.on_arrivals, remaining.on_sent = self.on_arrivals, self.on_sent
@@ -99,20 +99,20 @@ class Packet:
 class Scoreboard:
     """The packets of one connection that are not cumulatively acknowledged.
 
-    least_s: minimum round trip, initially of the empty path. out: packets in order, by number. lost: heap of packets to
-    retransmit; may contain some that no longer need it.
+    `least_s` is the minimum round-trip time, initially that of the empty path. `out` has the packets in order, by
+    number. `lost` is a heap of packets to retransmit; it may contain some that no longer need it.
     """
 
     def __init__(self, least_s: float) -> None:
         self.out: dict[int, Packet] = {}
         self.unacknowledged = self.next = 0  # byte numbers
-        self.passed = 0  # acknowledged packets
+        self.passed = 0  # number of acknowledged packets
         self.in_flight = self.acked = 0
         self.least_s = least_s
         # packets that have not arrived, in the order in which they were last sent
         self._by_time: dict[int, Packet] = {}
         self.lost: list[int] = []
-        # of delivered packets the one sent last: when, its number, and its round trip
+        # the delivered packet that was sent last: its send time, number and round-trip time
         self._newest_sent_s, self._newest = -math.inf, -1
         self._newest_rtt_s = 0.0
 
@@ -138,7 +138,7 @@ class Scoreboard:
         self._by_time[packet.number] = packet
 
     def cut(self, packet: Packet, size_bytes: int) -> None:
-        """Split a packet whose retransmission no longer fits into one; the rest has the same state."""
+        """Split a packet whose retransmission no longer fits into one packet; both parts have the same state."""
         remaining = packet.cut(size_bytes)
         remaining.sent_s, remaining.times, remaining.stamp = packet.sent_s, packet.times, packet.stamp
         remaining.short = True
@@ -166,10 +166,11 @@ class Scoreboard:
     ) -> tuple[int, float, float]:
         """Mark packets as delivered.
 
-        on_delivered: see `Control.came`.
+        `on_delivered` is called for each delivered packet, see `Control.on_delivered`.
 
         Returns:
-            How many are newly delivered, and when the first and the last of those sent just once were sent.
+            The number of newly delivered packets, and the send times of the first and the last that were sent only
+            once.
         """
         out = self.out
         packets, first_s, last_s = 0, math.inf, -math.inf
@@ -218,10 +219,10 @@ class Scoreboard:
     def find_lost(self, now_s: float, reordering_s: float) -> tuple[int, float]:
         """Mark packets as lost if later ones have arrived (RACK).
 
-        reordering_s: reordering window beyond a round trip.
+        `reordering_s` is the reordering window in addition to a round trip.
 
         Returns:
-            How many are newly lost, and how many seconds until others may be.
+            The number of newly lost packets, and the seconds until others may be lost.
         """
         found, later_s = [], 0.0
         newest_sent_s, newest = self._newest_sent_s, self._newest
@@ -250,7 +251,7 @@ class Scoreboard:
             self.in_flight -= 1
 
     def time_out(self, now_s: float) -> None:
-        """Mark the first packet, and all that were sent a round trip ago, as lost."""
+        """Mark the first packet, and all packets that were sent at least a round trip ago, as lost."""
         for packet in self.out.values():
             old = packet.sent_s + self._newest_rtt_s <= now_s
             if not packet.acked and not packet.lost and (old or packet.number == self.unacknowledged):
@@ -266,7 +267,7 @@ class Scoreboard:
         self._by_time = dict(sorted(self._by_time.items(), key=lambda item: item[1].sent_s))
 
     def shift(self, seconds: float) -> None:
-        """Move recorded times `seconds` back."""
+        """Move recorded times back by `seconds`."""
         self._newest_sent_s -= seconds
 
 
@@ -274,7 +275,7 @@ Action = Callable[[], None]
 
 
 class UnsentData:
-    """Data to send, as packets that are full except for the last one. full_bytes: size of a full packet."""
+    """Data to send, as packets of `full_bytes` except for the last one."""
 
     def __init__(self, full_bytes: int) -> None:
         self._full_bytes, self._given_bytes = full_bytes, 0
@@ -285,11 +286,11 @@ class UnsentData:
 
     @property
     def is_less_than_packet(self) -> bool:
-        """Whether there is less than one packet."""
+        """Whether there is less data than one packet."""
         return len(self._packets) == 1 and self._packets[0].size_bytes < self._full_bytes
 
     def append(self, size_bytes: int, on_sent: Action, on_arrival: Action) -> None:
-        """Append a message, filling the last packet first. on_sent, on_arrival: its callbacks."""
+        """Append a message, filling the last packet first; `on_sent` and `on_arrival` are its callbacks."""
         packets, full_bytes, remaining = self._packets, self._full_bytes, size_bytes
         packet = packets[-1] if packets else None
         if packet is not None:
@@ -307,7 +308,7 @@ class UnsentData:
         self._given_bytes += size_bytes
 
     def take(self, most_bytes: int) -> Packet:
-        """Return the next packet, filled to what fits now (`tcp_grow_skb`)."""
+        """Return the next packet, filled to the size that fits now (`tcp_grow_skb`)."""
         packets = self._packets
         packet = packets.popleft()
         if packet.size_bytes > most_bytes:

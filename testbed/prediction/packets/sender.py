@@ -1,8 +1,8 @@
-"""The sending side of a TCP connection, packet by packet, as Linux implements it.
+"""The packet-level sending side of a TCP connection, as Linux implements it.
 
 It follows RFC 8985 for loss detection (RACK, in `Scoreboard`) and tail loss probes, and RFC 6298 for the retransmission
 timer, with a minimum of 200 ms. Linux differs in three points: timers have jiffy resolution, a loss that fewer than
-three packets indicate waits for a jiffy, and data waits while the NIC holds enough (TCP small queues, autocorking).
+three packets indicate waits for a jiffy, and data waits while the NIC has enough (TCP small queues, autocorking).
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ Action = Callable[[], None]
 
 
 class Sender:
-    """One connection in one direction.
+    """The sender of one direction of a connection.
 
     Args:
         events: The clock.
         path: Its packet path.
-        there: Queues from the sender to the receiver.
-        back: Queues of acknowledgements.
-        buffer_bytes: Send buffer for data that is not acknowledged.
+        there: Queues on the path from the sender to the receiver.
+        back: Queues on the path of acknowledgements.
+        buffer_bytes: Size of the send buffer for data that is not acknowledged.
         draw: Random start of BBR's gain cycle.
         dials: Whether the peer has just answered this side's handshake.
 
@@ -81,8 +81,8 @@ class Sender:
         self._peer_receiver: Receiver | None = None  # receives the other direction at this end
         self._scoreboard = Scoreboard(smoothed_s)
         self._state, self._high = OPEN, 0
-        self._timed_out = -1  # first byte that was lost in the last timeout
-        # of a tail loss probe: next byte then; whether it was a retransmission
+        self._timed_out = -1  # first byte that the last timeout marked as lost
+        # for a tail loss probe: the next byte at that time; whether it was a retransmission
         self._probed: tuple[int, bool] | None = None
         self._round_trip = RttEstimator(smoothed_s)
         self._sent_s = -math.inf
@@ -94,7 +94,7 @@ class Sender:
         self.retransmitted = 0
 
     def join(self, peer: Sender) -> None:
-        """Join both directions of a connection, so that data packets carry acknowledgements."""
+        """Connect the two directions of a connection, so that data packets carry acknowledgements."""
         for own, peer_side in ((self, peer), (peer, self)):
             own._peer_receiver = peer_side._receiver
             own._receiver.peer = peer_side
@@ -104,7 +104,7 @@ class Sender:
     def send(self, size_bytes: float, accepted: Event, on_sent: Action, on_arrival: Action) -> None:
         """Send a message.
 
-        accepted: happens when the buffer has all of it. on_sent: called when sent. on_arrival: called on arrival.
+        `accepted` happens when the buffer has it all; `on_sent` and `on_arrival` are called at these times.
         """
         scoreboard = self._scoreboard
         if (
@@ -120,7 +120,7 @@ class Sender:
         self.push()
 
     def push(self, left_nic: bool = False) -> None:
-        """Send what may be sent. left_nic: called because a packet has left the NIC."""
+        """Send the data that may be sent; `left_nic` is true if the call is made because a packet has left the NIC."""
         scoreboard, control, unsent, now_s = self._scoreboard, self._control, self._unsent, self._events.now_s
         sent = full = arms = False
         window, most = control.window, self._most_window
@@ -151,7 +151,7 @@ class Sender:
             self._arm()
 
     def _most_bytes(self) -> int:
-        """Return the maximum segment size next to SACK options for the other direction (`tcp_current_mss`)."""
+        """Return the maximum segment size that SACK options for the other direction leave (`tcp_current_mss`)."""
         return self._full_bytes - (0 if self._peer_receiver is None else self._peer_receiver.option_bytes)
 
     def _send_new(self, now_s: float) -> None:
@@ -197,7 +197,7 @@ class Sender:
     # ---- pacing and the NIC
 
     def _pace(self, packet: Packet, now_s: float) -> None:
-        """Compute when the next packet may leave (`tcp_update_skb_after_send`); the first ones are not paced."""
+        """Compute when the next packet may leave (`tcp_update_skb_after_send`); the first packets are not paced."""
         before_s, self._departs_s = self._departs_s, max(self._departs_s, now_s)
         if self._transmitted >= INITIAL_WINDOW_PACKETS:
             takes_s = packet.size_bytes / self._linux_pace()
@@ -209,15 +209,15 @@ class Sender:
             self._events.call_at(self._departs_s, self.push)
 
     def _waits_for_nic(self, new: bool) -> bool:
-        """Whether the NIC's queue has enough of this connection, or the last, partial, packet may still grow.
+        """Return whether the NIC has enough data of this connection queued, or the last partial packet may still grow.
 
-        new: the next packet is not a retransmission. Sending continues when a packet has left the NIC.
+        `new` is true if the next packet is not a retransmission. Sending continues when a packet has left the NIC.
         """
         if not self._in_nic.waits(self._events.now_s):
             return False
         if not (new and self._unsent.is_less_than_packet):
             in_nic_bytes = self._in_nic.held_bytes
-            # 1 ms at its pacing rate but at least two packets, which mostly decides
+            # 1 ms at its pacing rate, but at least two packets, which is usually the larger value
             if in_nic_bytes <= self._least_in_nic or (
                 in_nic_bytes <= LIMIT_OUTPUT_BYTES and in_nic_bytes <= self._linux_pace() / PACE_SHARE
             ):
@@ -235,7 +235,7 @@ class Sender:
     # ---- acknowledgements
 
     def process_ack(self, ack: Acknowledgement, *, sends: bool = True) -> None:
-        """Process an acknowledgement. sends: also send what may be sent now."""
+        """Process an acknowledgement; if `sends`, also send the data that may be sent now."""
         now_s, scoreboard, control = self._events.now_s, self._scoreboard, self._control
         unacknowledged, in_flight = scoreboard.unacknowledged, scoreboard.in_flight
         delivered, first_s, last_s = scoreboard.deliver(
@@ -267,7 +267,7 @@ class Sender:
         scoreboard, buffer, size_bytes = self._scoreboard, self._buffer, 0
         while scoreboard.unacknowledged < next_byte:
             size_bytes += scoreboard.acknowledge()
-            if buffer.waiting:  # else it does not matter which of them makes room
+            if buffer.waiting:  # otherwise it does not matter which packet makes room
                 buffer.remove(size_bytes)
                 size_bytes = 0
         buffer.remove(size_bytes)
@@ -284,7 +284,7 @@ class Sender:
         self._control.on_ack(ack)
 
     def _add_rtt_sample(self, sample_s: float, latest_s: float) -> None:
-        """Take a round-trip sample. sample_s, latest_s: of the first and the last packet that was acknowledged."""
+        """Take a round-trip sample from the first (`sample_s`) and the last (`latest_s`) acknowledged packet."""
         scoreboard = self._scoreboard
         if latest_s < LEAST_ROUND_TRIP_S:  # the latest sample is the smallest
             sample_s, latest_s = max(LEAST_ROUND_TRIP_S, sample_s), LEAST_ROUND_TRIP_S
@@ -306,7 +306,7 @@ class Sender:
             self._control.on_probe_repair()
 
     def _find_lost(self) -> tuple[int, bool]:
-        """Return how many packets are lost, and whether others may be, for which a timer is set."""
+        """Return the number of lost packets, and whether others may be lost, for which a timer is set."""
         scoreboard = self._scoreboard
         reordering_s = 0.0
         if self._state == OPEN and scoreboard.acked < DUP_THRESHOLD:
@@ -341,7 +341,7 @@ class Sender:
         self._timer.set(self._round_trip.timeout_s, self._time_out)
 
     def _probe(self) -> None:
-        """Send a tail loss probe: the next packet, or the last one again, to provoke an acknowledgement."""
+        """Send a tail loss probe: the next packet, or the last one again, to trigger an acknowledgement."""
         is_retransmission, now_s = not self._unsent, self._events.now_s
         if is_retransmission:
             self._retransmit(self._scoreboard.out[max(self._scoreboard.out)], now_s)
@@ -356,7 +356,7 @@ class Sender:
         lost, _ = self._find_lost()
         if lost and self._state != RECOVERY:
             self._change_state(lost)
-            if not self._paces:  # others learn it from the next acknowledgement (`tcp_rack_reo_timeout`)
+            if not self._paces:  # others learn of it from the next acknowledgement (`tcp_rack_reo_timeout`)
                 self._report_ack(1, scoreboard.in_flight, lost, -1.0, False)
         self._timer.set(self._round_trip.timeout_s, self._time_out)
         self.push()
@@ -375,7 +375,7 @@ class Sender:
     def _undo(self, packet: Packet) -> None:
         """Undo a timeout if the original packet was only late and arrives before its retransmission.
 
-        The kernel knows by timestamps (Eifel, RFC 3522; `tcp_packet_delayed`).
+        The kernel detects this from timestamps (Eifel, RFC 3522; `tcp_packet_delayed`).
         """
         if not packet.times_lost:
             self._state = OPEN
@@ -387,7 +387,7 @@ class Sender:
     # ---- between steps
 
     def continue_on(self, events: EventQueue, seconds: float) -> None:
-        """Continue on another event queue whose time is `seconds` less; nothing is in flight."""
+        """Continue on another event queue, whose time is `seconds` less; nothing is in flight."""
         self._events = events
         self._path.continue_on(events)
         self._receiver.continue_on(events, seconds)

@@ -14,7 +14,7 @@ COARSER, FIRST_LEVEL = 8, 63
 
 
 def timer_s(now_s: float, seconds: float) -> float:
-    """Return when a timer that is set now fires: never early, so at least one bucket of the wheel later."""
+    """Return when a timer that is set now fires; it is never early, so it fires at least one wheel bucket later."""
     ahead = math.ceil(seconds / KERNEL_TICK_S)
     apart, ends = 1, FIRST_LEVEL
     while ahead >= ends:
@@ -35,7 +35,7 @@ class Timer:
         """Set the timer."""
         now_s = self.events.now_s
         self._set_s, self._wait_s, self._act = now_s, seconds, act
-        if now_s + seconds < self._alarm_s:  # else the pending alarm comes first and then reschedules
+        if now_s + seconds < self._alarm_s:  # otherwise the pending alarm fires first and then reschedules
             self._set_alarm(timer_s(now_s, seconds))
 
     def stop(self) -> None:

@@ -1,4 +1,4 @@
-"""Search for the fastest configuration of a training step: feasibility, model evaluation, comparison with baselines."""
+"""The search for the fastest configuration of a training step: feasibility, evaluation, comparison with baselines."""
 
 from testbed.prediction.search.evaluation import (
     Configuration,

@@ -1,4 +1,4 @@
-"""Baselines of a search: common practice, the best of one dimension alone, and the value of each choice."""
+"""The baselines of a search: common practice, the best of one dimension alone, and the value of each choice."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ RECORDED_DIMENSIONS: Mapping[str, tuple[str, ...]] = {
     "network": DIMENSIONS["network"],
 }
 AS_GIVEN = "as given"
-# a recorded job: what planners choose is fixed by its script
+# for a recorded job, its script fixes what planners choose
 _RECORDED_ENTRY: Entry = {"changes": {}, "tunes": {}}
 
 
 @dataclass(frozen=True)
 class Baseline:
-    """A space whose fastest configuration the best one is compared with."""
+    """A search space whose fastest configuration is compared with the best one."""
 
     name: str
     kind: Kind
@@ -75,7 +75,7 @@ def _baselines(values: Values, given: Mapping[str, Entry]) -> Iterator[Baseline]
 def _singles(
     values: Values, given: Mapping[str, Entry], dimensions: Mapping[str, tuple[str, ...]]
 ) -> Iterator[Baseline]:
-    """Yield spaces that differ from the first baseline in one dimension; then with what that baseline tunes too."""
+    """Yield spaces that vary one dimension of the first baseline, then spaces that also vary its tuned paths."""
     for entry in list(given.values())[:1]:
         chosen = tuned_space(entry, values)
         for dimension, beginnings in dimensions.items():
@@ -91,7 +91,7 @@ def _singles(
                 yield Baseline(name, "single", True, space_around(entry["changes"], with_chosen))
 
 
-DEGREES = "degrees"  # these change is_degree: their product is the number of accelerators
+DEGREES = "degrees"  # these change together, since their product is the number of accelerators
 _WITH_DEGREES = ("workload.schedule.microbatches", "workload.local_batch_size")
 
 Pair = tuple[str, str]
@@ -100,10 +100,10 @@ Pair = tuple[str, str]
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """What each choice is worth, alone and in pairs; step times in seconds, None for what does not fit.
+    """The value of each choice, alone and in pairs; step times are in seconds, None if a configuration does not fit.
 
-    choices: where the best and the first baseline differ. taken: the baseline with the best's choices. given_back: the
-    best with the baseline's choices.
+    `choices` has the differences between the best configuration and the first baseline. `taken` is the baseline with
+    the best's choices, and `given_back` the best with the baseline's choices.
     """
 
     choices: tuple[str, ...]
@@ -145,7 +145,7 @@ def sensitivity(
 
 
 def choices_of(first: Changes, best: Changes) -> dict[str, list[str]]:
-    """Return the paths in which two configurations differ, by a short name for each choice."""
+    """Return the paths in which two configurations differ, under a short name for each choice."""
     found: dict[str, list[str]] = {}
     for path in dict.fromkeys((*first, *best)):
         if first.get(path) != best.get(path):

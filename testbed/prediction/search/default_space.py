@@ -1,4 +1,4 @@
-"""Default search space, for scenarios that do not define one."""
+"""The default search space, for scenarios that do not define one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from testbed.workload.models import dimensions
 from testbed.workload.stages import layers_of
 from testbed.workload.traces.rank_orders import placements_of
 
-# schedules that differ in their sensitivity to latency or bandwidth; any other is never better than one of these
+# schedules with different sensitivity to latency and bandwidth; no other schedule is better than all of these
 SCHEDULES = ("1F1B", "Interleaved1F1B", "ZBH1", "ZBVZeroBubble", "CrossUD", "CrossUDSub", "CrossWave")
 POLICIES = ("ecmp", "wcmp", "te", "spray")
 CONTROLS = ("cubic", "reno", "bbr")
@@ -41,10 +41,10 @@ P, S, STRIPES = "workload.parallelism.", "workload.schedule.", "transport.stripe
 
 
 def usual_space(scenario: Scenario) -> dict[str, tuple[Any, ...]]:
-    """Return paths and their values, including the scenario's own.
+    """Return paths with their values, including the scenario's own.
 
-    Omitted is what the model does not cover (queue sizes, protocols), and what is given with the job: context parallel,
-    accelerators per rank, the network, and for a recorded job everything that ranks do.
+    It leaves out settings that the model does not cover (queue sizes, protocols), and settings that the job fixes:
+    context parallelism, accelerators per rank, the network and, for a recorded job, all operations of ranks.
     """
     found = _trace_space(scenario) if scenario.workload.is_recorded else _training_space(scenario)
     found |= _network_space(scenario)
@@ -107,7 +107,7 @@ def _trace_space(scenario: Scenario) -> dict[str, Sequence[Any]]:
 
 
 def _mappings(scenario: Scenario) -> list[str]:
-    """Return rank mappings; by distance only where there is an order to choose."""
+    """Return rank mappings; include mappings by distance only if there is an order to choose."""
     several = len(scenario.topology.resolve().populated) > 2 or scenario.hosts is not None
     return [CONSECUTIVE, TOPOLOGY_AWARE, *([BY_DISTANCE] if several else [])]
 
@@ -148,7 +148,7 @@ def _divisors(number: int) -> list[int]:
 
 
 def _own_first(own: Any, usual: Iterable[Any]) -> list[Any]:
-    """Return the usual values with the scenario's own first."""
+    """Return the usual values, with the scenario's own value first."""
     return [own, *(value for value in usual if value != own)]
 
 

@@ -1,4 +1,4 @@
-"""Evaluation of one configuration of a scenario by the model: its step time, or the constraint that it violates."""
+"""Evaluation of one configuration of a scenario with the model: its step time, or the constraint that it violates."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from testbed.workload.memory import accelerator_bytes
 from testbed.workload.parallelism import PIPELINE, ParallelismError, check_product
 
 MEMORY = "explore.memory"
-# prefixes of paths that may ask for what the model does not cover
+# prefixes of paths that may select features that the model does not cover
 UNMODELLED = ("transport.kind", "transport.protocol", "events", "background_traffic")
-# plans do not depend on these; the last REMEMBERED plans are reused for configurations that differ only there
+# plans do not depend on these paths; the last REMEMBERED plans are reused for configurations that differ only there
 ROUTED, REMEMBERED = ("policy", "transport.congestion_control", "transport.kind", "transport.stripes."), 8
-DRAWS = 3  # for steps with packet loss: each draw simulates the step and its warm-up
+DRAWS = 3  # for steps with packet loss; each draw simulates the step and its warm-up
 DEGREES, MICROBATCHES = "workload.parallelism", "workload.schedule.microbatches"
 # parts of a path that its short name omits, since the names within them are unique; `algorithms` is the exception,
 # which appears twice
@@ -42,7 +42,7 @@ KINDS = "workload.algorithms"
 
 @dataclass(frozen=True)
 class Configuration:
-    """A configuration: changed values of a scenario, by path."""
+    """A configuration: the changed values of a scenario, by path."""
 
     changes: Changes
 
@@ -60,14 +60,14 @@ class Configuration:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The model's result for a configuration that fits.
+    """The model's result for a feasible configuration.
 
     Attributes:
         step_time_s: Seconds per step.
         tail_s: 99th percentile of step times. Without packet loss it equals the step time. With loss it is None until
-            `evaluate_tail_s` computes it, which takes many steps.
+            `evaluate_tail_s` computes it from many steps.
         wan_bytes: Bytes between buildings per step.
-        memory_bytes: Memory of the fullest accelerator; None where the scenario has no model to count.
+        memory_bytes: Memory use of the fullest accelerator; None if the scenario has no model to count.
     """
 
     step_time_s: float
@@ -78,7 +78,7 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Infeasible:
-    """Why a configuration does not fit. constraint: the violated field. found, expected: as in an error message."""
+    """Why a configuration does not fit: the violated field, and the found and expected values as in messages."""
 
     constraint: str
     found: str
@@ -86,7 +86,7 @@ class Infeasible:
 
 
 def search_space_of(scenario: Scenario, file: str) -> ExploreSpec:
-    """Return the search space of a scenario. Raises ConfigError, which names the file, if it has none."""
+    """Return the search space of a scenario; raise ConfigError, which names the file, if it has none."""
     if scenario.explore is None:
         expected = "a scenario that says what to search"
         raise ConfigError([Problem(file, None, "explore", "nothing", expected)])
@@ -97,9 +97,9 @@ def search_space_of(scenario: Scenario, file: str) -> ExploreSpec:
 
 
 def check_modelled(scenario: Scenario) -> None:
-    """Raise ConfigError if the scenario, or a value of its search space, uses what the model does not cover.
+    """Raise ConfigError if the scenario, or a value of its search space, uses a feature that the model lacks.
 
-    Also raises it if a trace does not fit.
+    It is also raised if a trace does not fit.
     """
     explore = search_space_of(scenario, scenario.name)
     kinds = {path: values for path, values in explore.space.items() if path.startswith(UNMODELLED)}
@@ -113,7 +113,7 @@ def check_modelled(scenario: Scenario) -> None:
 
 
 def evaluate(scenario: Scenario, configuration: Configuration) -> Evaluation | Infeasible:
-    """Evaluate the scenario with the configuration's changes by the model, with as many sequences per step."""
+    """Evaluate the scenario with the configuration's changes in the model, keeping the sequences per step."""
     with gc_disabled():
         return _evaluate(scenario, configuration)
 
@@ -124,7 +124,7 @@ def _evaluate(scenario: Scenario, configuration: Configuration) -> Evaluation | 
         return job
     algorithm, calibration = job.scenario.algorithms[0], _calibration(scenario)
     try:
-        # at real size a step has more packets than can be simulated one by one
+        # at real size a step has too many packets to simulate each one
         one = play_cached(prepare_step(job, algorithm, calibration, draws=DRAWS, packets=0))
     except Deadlock as error:
         field = job.scenario.workload.kind if scenario.workload.is_recorded else "schedule"
@@ -140,9 +140,9 @@ def _evaluate(scenario: Scenario, configuration: Configuration) -> Evaluation | 
 
 
 def evaluate_tail_s(scenario: Scenario, tried: tuple[Configuration, Evaluation]) -> float | None:
-    """Return the 99th percentile of a configuration's step times; None where the model does not draw all losses.
+    """Return the 99th percentile of a configuration's step times; None if the model does not draw all losses.
 
-    This takes some seconds where links lose packets.
+    This takes a few seconds if links lose packets.
     """
     configuration, found = tried
     if found.tail_s is not None:
@@ -167,7 +167,7 @@ def _job(scenario: Scenario, changes: Changes) -> Job | Infeasible:
 
 
 def _calibration(scenario: Scenario) -> Calibration:
-    """Return the calibration, the same for all configurations of a scenario."""
+    """Return the calibration, which is the same for all configurations of a scenario."""
     return _calibrations.of((scenario,), lambda: find_calibration(VIRTUAL))
 
 
@@ -178,7 +178,7 @@ _workloads: IdentityCache[Workload] = IdentityCache(REMEMBERED)
 
 
 def _job_of(scenario: Scenario, own: Scenario, changes: Changes) -> Job:
-    """Return the job of a configuration, `own`, of the scenario. Raises ConfigError."""
+    """Return the job of `own`, a configuration of the scenario; raise ConfigError if it is invalid."""
     if own.workload.parallelism is None:
         return job_of(own, Scale())
     rest = {path: value for path, value in changes.items() if not path.startswith(ROUTED)}
@@ -188,10 +188,11 @@ def _job_of(scenario: Scenario, own: Scenario, changes: Changes) -> Job:
 
 
 def apply_changes(scenario: Scenario, changes: Changes) -> Scenario:
-    """Apply changes to the scenario, at its own number of sequences per step.
+    """Apply changes to the scenario, keeping its number of sequences per step.
 
-    The number of microbatches follows from the degrees unless the changes set it; a recorded job has its own. Raises
-    ConfigError.
+    The number of microbatches follows from the degrees unless the changes set it; a recorded job has its own.
+
+    Raises: ConfigError if a change is invalid.
     """
     changed = scenario.changed(changes, "a configuration")
     if scenario.workload.is_recorded:
@@ -216,7 +217,7 @@ def _wrong(field: str, found: str, expected: str) -> ConfigError:
 
 
 def check_degrees(scenario: Scenario, changes: Changes) -> Infeasible | None:
-    """Check the degrees alone: a hundred times faster than the whole scenario, and enough to reject most of a space."""
+    """Check only the degrees: a hundred times faster than the whole scenario, and enough to reject most of a space."""
     parallelism = scenario.workload.parallelism
     if parallelism is None:
         return None
@@ -234,14 +235,14 @@ def check_degrees(scenario: Scenario, changes: Changes) -> Infeasible | None:
 
 
 def _memory_limits_bytes(scenario: Scenario, job: Job) -> list[float | None]:
-    """Return the memory limit per rank from the search or else the hardware; None where neither sets one."""
+    """Return the memory limit per rank from the search, or else from the hardware; None if neither sets one."""
     if scenario.explore is not None and scenario.explore.memory_bytes is not None:
         return [scenario.explore.memory_bytes] * len(job.hosts)
     return [_memory_bytes_of(host.hardware, scenario.workload.accelerator) for host in job.hosts]
 
 
 def _memory_bytes_of(hardware: Hardware, usual: str | None) -> float | None:
-    """Return the memory of a host's accelerators. usual: the workload's accelerator."""
+    """Return the memory of a host's accelerators; `usual` is the workload's accelerator."""
     if hardware.memory_bytes is not None:
         return hardware.memory_bytes
     name = hardware.accelerator or usual
@@ -249,7 +250,7 @@ def _memory_bytes_of(hardware: Hardware, usual: str | None) -> float | None:
 
 
 def _memory_bytes(job: Job, alive: Sequence[float]) -> list[float]:
-    """Return the memory used per rank on one accelerator; empty without a model to count. alive: activations."""
+    """Return the memory used per rank on one accelerator; empty without a model; `alive` is for activations."""
     training, workload = job.workload.training, job.scenario.workload
     if training is None or workload.model is None:
         return []
@@ -259,8 +260,10 @@ def _memory_bytes(job: Job, alive: Sequence[float]) -> list[float]:
 
 
 def short_name(path: str) -> str:
-    """Return a short unambiguous name of a path: pipeline_parallel for ...pipeline_parallel_degree, schedule for
-    ...schedule.name, same_region connections for transport.stripes.same_region.connections.
+    """Return a short, unambiguous name of a path.
+
+    Examples are pipeline_parallel for ...pipeline_parallel_degree, schedule for ...schedule.name, and same_region
+    connections for transport.stripes.same_region.connections.
     """
     if path == KINDS:
         return "workload algorithms"

@@ -17,7 +17,7 @@ from testbed.spec.scenario import Scenario
 from testbed.spec.units import time_text
 
 Tried = Evaluation | Infeasible
-SELDOM_S = 0.2  # between progress reports of screening
+SELDOM_S = 0.2  # interval between progress reports of screening
 
 
 @dataclass(frozen=True)
@@ -25,12 +25,12 @@ class SearchProgress:
     """The progress of a search.
 
     Attributes:
-        done: Configurations tried.
-        planned: Estimated total.
-        best: The fastest so far that fits.
-        first: The first one that fits, baselines included.
-        least_s: Lower bound of any step time from compute alone, if known.
-        screened: Configurations screened by the closed form, while that goes on.
+        done: Number of configurations tried.
+        planned: Estimated total number of configurations.
+        best: The fastest feasible configuration so far.
+        first: The first feasible configuration, including baselines.
+        least_s: Lower bound on any step time, from compute alone, if known.
+        screened: Number of configurations screened by the closed form so far, during screening.
     """
 
     done: int
@@ -42,7 +42,7 @@ class SearchProgress:
 
     @property
     def doing(self) -> str:
-        """What the search does now."""
+        """The current activity of the search."""
         if self.screened is None:
             return "trying configurations"
         return f"screening by the closed form, {self.screened:,} so far"
@@ -54,7 +54,7 @@ class SearchProgress:
 
     @property
     def best_words(self) -> str:
-        """The best so far as text, with the lower bound."""
+        """The best configuration so far as text, with the lower bound."""
         if self.best is None:
             return self.least_words
         least = f" ({self.least_words})" if self.least_words else ""
@@ -74,16 +74,16 @@ class SearchProgress:
 
 @dataclass
 class Evaluator:
-    """Evaluates configurations of a scenario, each once.
+    """An evaluator that evaluates each configuration of a scenario once.
 
     Attributes:
-        scenario: Of the search.
+        scenario: Scenario of the search.
         known: Results by configuration key.
         found: Called with each new result.
         progress: Called with the progress.
         planned: Estimated number of evaluations.
-        engine: The executor to run them.
-        least_s: Lower bound of any step time, if known.
+        engine: The executor that runs them.
+        least_s: Lower bound on any step time, if known.
     """
 
     scenario: Scenario
@@ -111,7 +111,7 @@ class Evaluator:
         self._entered.__exit__(kind, *rest)
 
     def all(self, configurations: Sequence[Configuration], *, among: bool = True) -> list[Tried]:
-        """Evaluate configurations and return the results in order. among: whether they compete for the best so far."""
+        """Evaluate configurations and return results in order; `among`: whether they compete for the best so far."""
         new = list({one.key: one for one in configurations if one.key not in self.known}.values())
         results: Iterator[Tried] = self._workers.map(new)
         found = []
@@ -125,7 +125,7 @@ class Evaluator:
         return found
 
     def screened(self, number: int) -> None:
-        """Report from time to time how many configurations the closed form has screened."""
+        """Report periodically how many configurations the closed form has screened."""
         now_s = time.monotonic()
         if now_s - self._reported_s >= SELDOM_S:
             self._reported_s = now_s
@@ -146,4 +146,4 @@ class Evaluator:
 
 
 class NothingFits(BadInput):
-    """No configuration of a search fits; the message names the constraints that reject most of them."""
+    """The error for a search without feasible configurations; it names the constraints that reject most of them."""

@@ -1,4 +1,4 @@
-"""The result of a search: configurations in order of step time, and what they are compared with."""
+"""The result of a search: configurations in order of step time, and the baselines that they are compared with."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from testbed.prediction.search.evaluation import (
 )
 from testbed.spec.units import size_text, time_text
 
-SHOWN = 5  # best configurations in a notebook
+SHOWN = 5  # number of best configurations shown in a notebook
 
 
 @dataclass(frozen=True)
 class RankedConfiguration:
-    """A configuration that fits, with a name and kind where it is compared.
+    """A feasible configuration, with a name and kind if it is part of a comparison.
 
-    tuned: whether the search chose what the baseline tunes by itself.
+    `tuned` is true if the search chose the values that the baseline tunes itself.
     """
 
     configuration: Configuration
@@ -43,17 +43,18 @@ class Exploration:
 
     Attributes:
         combinations: Size of the space.
-        tried: How many of them the model evaluated; of random ones, those that fit.
+        tried: Number of combinations that the model evaluated; of random ones, only those that fit.
         fitting: All evaluated configurations that fit, fastest first.
-        baselines: As given, then tuned.
-        single: Best of one dimension alone: as given, then tuned.
-        random: The best of as many random tries, also in `fitting`; None if the whole space was evaluated.
-        infeasible: How many configurations each constraint rejects.
-        examples: One example of each.
-        indifferent: Paths whose other values, where they fit, do not change the best's step, with the best's value.
-        sensitivity: What the differences between the best and the first baseline are worth.
-        chosen: The best ones after measurement with packets, fastest first.
-        kept: Indifferent paths where the best has the scenario's own value.
+        baselines: The baselines, as given, then tuned.
+        single: The best of each dimension alone: as given, then tuned.
+        random: The best of the same number of random tries, also in `fitting`; None if the whole space was evaluated.
+        infeasible: Number of configurations that each constraint rejects.
+        examples: One example per constraint.
+        indifferent: Paths whose other feasible values do not change the best configuration's step, with the best's
+            value.
+        sensitivity: The value of each difference between the best configuration and the first baseline.
+        chosen: The best configurations after packet-level measurement, fastest first.
+        kept: Indifferent paths for which the best configuration has the scenario's own value.
     """
 
     combinations: int
@@ -83,7 +84,7 @@ class Exploration:
         return list(found.values())
 
     def compared(self, most: int) -> list[RankedConfiguration]:
-        """Return the baselines, the best of each dimension and of random tries, and the `most` best of all."""
+        """Return the baselines, the best of each dimension and of random tries, and the `most` best overall."""
         named = [*self.baselines, *self.single, *([self.random] if self.random else [])]
         best = (self.chosen or self.distinct)[:most]
         return [

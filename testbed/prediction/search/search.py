@@ -1,4 +1,4 @@
-"""The search: evaluate a whole space, or the best of it by the closed form, and compare with baselines."""
+"""The search: evaluate a whole space, or its best part according to the closed form, and compare with baselines."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from testbed.prediction.step_flops import least_step_s
 from testbed.spec.scenario import Scenario
 from testbed.spec.search_space import ExploreSpec
 
-ROUNDS = 3  # of local search around the best, one path at a time
-STARTS = 3  # of local search, where values that the closed form ignores are too many to try
-TOLD = ".6g"  # precision at which closed-form times count as equal
+ROUNDS = 3  # rounds of local search around the best, one path at a time
+STARTS = 3  # starts of local search, if too many values are ignored by the closed form to try all
+TOLD = ".6g"  # format precision at which closed-form times count as equal
 
 
 @dataclass
@@ -42,12 +42,12 @@ class Search:
     """A search over a scenario's `explore`.
 
     Attributes:
-        scenario: To search.
+        scenario: Scenario to search.
         progress: Called with the progress.
         known: Results so far, by configuration key.
         found: Called with each new result.
         engine: The executor that evaluates configurations.
-        at_random: Whether to also try as many random configurations, if the space is not evaluated as a whole.
+        at_random: Whether to also try the same number of random configurations, unless the whole space is evaluated.
     """
 
     scenario: Scenario
@@ -61,9 +61,9 @@ class Search:
         """Run the search.
 
         Raises:
-            NothingFits: No configuration fits.
-            WorkStopped: A worker process was killed.
-            ConfigError: The scenario has no `explore`, or uses what the model does not cover.
+            NothingFits: If no configuration fits.
+            WorkStopped: If a worker process is killed.
+            ConfigError: If the scenario has no `explore`, or uses a feature that the model does not cover.
         """
         explore = self._explore
         check_modelled(self.scenario)
@@ -77,7 +77,8 @@ class Search:
         with Evaluator(
             self.scenario, self.known, self.found, self.progress, budget, self.engine, least_s
         ) as evaluator:
-            # baselines as given come first for an early result: the closed form may have millions to screen
+            # baselines as given come first for an early result, since the closed form may have millions of
+            # configurations to screen
             evaluator.all(
                 [one for baseline in baselines if baseline.space.size == 1 for one in baseline.space],
                 among=False,
@@ -125,7 +126,7 @@ class Search:
         return own_values(self.scenario, self._explore.space)
 
     def _sorted(self, configurations: Mapping[Configuration, Tried]) -> list[RankedConfiguration]:
-        """Sort what fits, fastest first; of equal ones, the one with most of the scenario's own values."""
+        """Sort feasible configurations, fastest first; break ties by the number of the scenario's own values."""
 
         def order(result: RankedConfiguration) -> tuple[float, int, str]:
             changes = result.configuration.changes
@@ -135,7 +136,7 @@ class Search:
         places = {path: place for place, path in enumerate(self._explore.space)}
 
         def in_space_order(one: Configuration) -> Configuration:
-            """In the order of the scenario's space."""
+            """Return a sort key in the order of the scenario's space."""
             return Configuration(dict(sorted(one.changes.items(), key=lambda item: places.get(item[0], -1))))
 
         fits = [
@@ -146,10 +147,10 @@ class Search:
         return sorted(fits, key=order)
 
     def _search(self, evaluator: Evaluator, space: Space, *, among: bool) -> dict[Configuration, Tried]:
-        """Evaluate a space and return what was tried.
+        """Evaluate a space and return the configurations tried.
 
-        A small space is evaluated as a whole. Else: the best by the closed form, then of those that it cannot
-        distinguish the best by the model, then the best's neighbours.
+        A small space is evaluated completely. Otherwise the closed form selects the best configurations. The model then
+        selects the best of those that the closed form cannot distinguish, and a local search tries its neighbours.
         """
         explore = self._explore
 
@@ -201,7 +202,7 @@ class Search:
         joint: dict[Configuration, Tried],
         others: Sequence[Configuration],
     ) -> None:
-        """Add other configurations of the space to the results; continue the local search from a faster one."""
+        """Add other configurations of the space to the results; continue the local search if one is faster."""
         evaluate = partial(_evaluate_into, evaluator, joint, among=True)
         before_s = self._sorted(joint)[0].tried.step_time_s
         evaluate([one for one in dict.fromkeys(others) if one not in joint])
@@ -231,7 +232,7 @@ class Search:
             here = next(iter(self._sorted(around)), None)
 
     def _screened(self, evaluator: Evaluator, space: Space, most: int) -> list[Configuration]:
-        """Return the best by the closed form, one of each distinct time in turn."""
+        """Return the best configurations by closed form, taking one of each distinct time in turn."""
         degrees = [path for path in space.values if path.startswith(DEGREES) and path.endswith("_degree")]
         configurations: Iterable[Configuration] = space.where(
             degrees, lambda changes: check_degrees(self.scenario, changes) is None
@@ -248,15 +249,15 @@ class Search:
             equal = levels.setdefault(float(f"{seconds:{TOLD}}"), [])
             if len(equal) < most:
                 equal.append(one)
-            if len(levels) > 2 * most:  # there may be millions
+            if len(levels) > 2 * most:  # there may be millions of configurations
                 levels = {level: levels[level] for level in heapq.nsmallest(most, levels)}
         quickest = [levels[seconds] for seconds in sorted(levels)]
-        # one of each time first: many equal ones would use up the budget without adding information
+        # take one of each time first: many equal ones would use up the budget without adding information
         turns = (one for turn in itertools.zip_longest(*quickest) for one in turn if one is not None)
         return list(itertools.islice(turns, most))
 
     def _random(self, evaluator: Evaluator, space: Space) -> list[RankedConfiguration]:
-        """Return what fits of as many random tries, fastest first; empty if the whole space is evaluated."""
+        """Return the feasible ones of the same number of random tries, fastest first; empty for a full evaluation."""
         explore = self._explore
         if space.size <= explore.tries or not self.at_random:
             return []
@@ -265,7 +266,7 @@ class Search:
         return self._sorted(dict(zip(configurations, evaluator.all(configurations, among=True), strict=True)))
 
     def _indifferent(self, evaluator: Evaluator, space: Space, best: RankedConfiguration) -> dict[str, Any]:
-        """Return the paths whose other values, where they fit, do not change the result, with the best's value."""
+        """Return the paths whose other feasible values do not change the result, with the best's value."""
         found = {}
         for path, others in space.neighbours(best.configuration).items():
             fits = [tried for tried in evaluator.all(others, among=False) if isinstance(tried, Evaluation)]
@@ -295,7 +296,7 @@ def _evaluate_into(
 
 
 def _count_infeasible(tried: Mapping[Configuration, Tried]) -> tuple[Counter[str], dict[str, Infeasible]]:
-    """Return how many configurations each constraint rejects, and one example of each."""
+    """Return the number of configurations that each constraint rejects, and one example of each."""
     found = [one for one in tried.values() if isinstance(one, Infeasible)]
     return Counter(one.constraint for one in found), {one.constraint: one for one in reversed(found)}
 

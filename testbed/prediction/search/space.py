@@ -35,7 +35,7 @@ class Space:
             yield self._with(dict(zip(self.values, chosen, strict=True)))
 
     def where(self, paths: Sequence[str], fits: Callable[[Changes], bool]) -> Iterator[Configuration]:
-        """Yield the combinations whose values at `paths` pass `fits`, which is called once per combination of those."""
+        """Yield combinations whose values at `paths` pass `fits`, which is called once per combination of values."""
         some = {path: values for path, values in self.values.items() if path in paths}
         rest = Space({path: values for path, values in self.values.items() if path not in some}, {})
         for one in Space(some, self.base):
@@ -52,7 +52,7 @@ class Space:
         return self._with(dict(reversed(tuple(chosen.items()))))
 
     def neighbours(self, configuration: Configuration) -> dict[str, list[Configuration]]:
-        """Return, by path, the configurations that differ from this one only there."""
+        """Return, by path, the configurations that differ from this one only in that path."""
         changes = configuration.changes
         return {
             path: [Configuration({**changes, path: value}) for value in values if value != changes.get(path)]
@@ -64,7 +64,7 @@ class Space:
 
 
 def tuned_space(entry: Mapping[str, Any], values: Values) -> Space:
-    """Return what a baseline of `data/baselines.yaml` tunes by itself, in a search over these values."""
+    """Return the space that a baseline of `data/baselines.yaml` tunes itself, in a search over these values."""
     own: dict[str, Sequence[Any]] = {}
     for pattern, knob in entry["tunes"].items():
         if "values" in knob:
@@ -80,7 +80,7 @@ def space_around(changes: Changes, values: Values) -> Space:
 
 
 def own_values(scenario: Scenario, values: Values) -> dict[str, Any]:
-    """Return which of these values the scenario itself has, by path."""
+    """Return, by path, which of these values the scenario itself has."""
     alone = scenario.changed({}, scenario.name)
     found = {}
     for path, some in values.items():

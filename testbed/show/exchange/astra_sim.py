@@ -1,7 +1,8 @@
 """Export of a job and its network to ASTRA-sim: traces, analytical network, system, memory, and a start script.
 
-ASTRA-sim's analytical network has dimensions: here ranks of a building around a switch, and buildings with dedicated
-links. Where links differ, a dimension has the slowest one's values. Everything that is left out is reported.
+ASTRA-sim's analytical network has dimensions. The export uses one for a building's ranks around a switch, and one for
+buildings with dedicated links. If links differ, a dimension has the values of the slowest one. Everything that is left
+out is reported.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ SYSTEM_FILE, MEMORY_FILE, START_FILE = "system.json", "memory.json", "run.sh"
 GIGABYTE = 2**30  # ASTRA-sim's unit of bandwidth
 IMPLEMENTATIONS = {"halving_doubling": "halvingDoubling", "direct": "direct"}
 """ASTRA-sim's implementation per dimension, one after the other, by our algorithm; a ring for others."""
-USUAL = "h100"  # memory bandwidth of jobs without an accelerator; irrelevant where traces have durations
+USUAL = "h100"  # memory bandwidth of jobs without an accelerator; irrelevant if traces have durations
 NOT_CARRIED_OUT = ("reduce", "gather", "scatter", "barrier")
 REPLAYED = ("broadcast",)
 
-# its congestion-aware network has only one dimension
+# ASTRA-sim's congestion-aware network has only one dimension
 START = """#!/bin/sh
 # ASTRA_SIM: the program AstraSim_Analytical_Congestion_Unaware, as built from its source
 set -eu
@@ -49,7 +50,7 @@ exec "${{ASTRA_SIM:?the path of AstraSim_Analytical_Congestion_Unaware}}" \\
 
 @dataclass(frozen=True)
 class Dimension:
-    """A dimension of ASTRA-sim's network. topology: Switch, Ring or FullyConnected. rate: bytes per second per rank."""
+    """A dimension of ASTRA-sim's network: Switch, Ring or FullyConnected, with a rate in bytes per second per rank."""
 
     topology: str
     count: int
@@ -58,7 +59,7 @@ class Dimension:
 
 
 def export_astra_sim(job: ExportedJob, folder: Path) -> tuple[list[Path], list[str]]:
-    """Write all files; return them and what they leave out. Raises BadInput if ranks per building are unequal."""
+    """Write all files; return them and what they omit; raise BadInput if ranks per building are unequal."""
     written = write_job(job.trace, folder, NAME, job.times)
     topology = job.scenario.topology.resolve()
     dimensions, notes = dimensions_of(topology, job.workload.buildings)
@@ -76,7 +77,7 @@ def export_astra_sim(job: ExportedJob, folder: Path) -> tuple[list[Path], list[s
 
 
 def dimensions_of(topology: Topology, buildings: Sequence[int]) -> tuple[list[Dimension], list[str]]:
-    """Return the dimensions for ranks in these buildings, and what they leave out."""
+    """Return the dimensions for ranks in these buildings, and a description of what they leave out."""
     used = list(dict.fromkeys(buildings))
     counts = {index: buildings.count(index) for index in used}
     ranks_per_building = counts[used[0]]
@@ -113,7 +114,7 @@ def _building_dimension(
 def _wan_dimension(
     topology: Topology, buildings: Sequence[Building], ranks_per_building: int, notes: list[str]
 ) -> Dimension:
-    """Give each rank a dedicated link: its part of its building's links."""
+    """Return the dimension in which each rank has a dedicated link: its part of its building's links."""
     names = [building.name for building in buildings]
     rates: dict[frozenset[str], float] = {}
     for link in topology.wan:
@@ -139,7 +140,7 @@ def _wan_dimension(
 
 
 def _network(dimensions: Sequence[Dimension]) -> dict[str, Any]:
-    """Return the network's YAML content: GB/s and nanoseconds per link; a path over a switch has two links."""
+    """Return the network's YAML content, in GB/s and nanoseconds per link; a path through a switch has two links."""
     return {
         "topology": [one.topology for one in dimensions],
         "npus_count": [one.count for one in dimensions],

@@ -35,10 +35,10 @@ class ExportedJob:
     """A job to export, in real units.
 
     Attributes:
-        name: Of the variant.
-        scenario: Of the variant.
-        workload: Its plan.
-        algorithm: Of collectives that name none.
+        name: Name of the variant.
+        scenario: Scenario of the variant.
+        workload: Workload with its plan.
+        algorithm: Algorithm of collectives that do not name one.
         trace: The job as a trace.
         times: Start and duration of each operation in a run's median step; None if nothing was measured.
     """
@@ -51,7 +51,7 @@ class ExportedJob:
     times: Times | None = None
 
     def lost(self) -> list[str]:
-        """Return what of the plan a trace cannot represent, in words."""
+        """Describe the parts of the plan that a trace cannot represent."""
         plan = self.workload.plan
         operations = [one for own in plan.ranks for one in own]
         holds = (one.holds or one.gives for one in operations if isinstance(one, Computing))
@@ -66,9 +66,9 @@ class ExportedJob:
 
 
 def load_job(source: Path, overrides: Sequence[str] = (), variant: str | None = None) -> ExportedJob:
-    """Load a job from a scenario, or from the folder of a run. variant: None for the first.
+    """Load a job from a scenario, or from the folder of a run; `variant` is None for the first one.
 
-    Raises BadInput for an unknown variant, ConfigError, BadResult.
+    BadInput is raised for an unknown variant; ConfigError or BadResult for invalid files.
     """
     if (source / SUMMARY).is_file():
         if overrides:
@@ -101,7 +101,7 @@ def _planned(scenario: Scenario, name: str, source: str) -> ExportedJob:
 def _trace(
     scenario: Scenario, workload: Workload, origin: str, durations_s: Durations | None = None
 ) -> JobTrace:
-    """Return the plan as a trace; a job that came as a trace keeps it. durations_s: measured compute durations."""
+    """Return the plan as a trace (a job from a trace keeps it); `durations_s` are measured compute durations."""
     spec = scenario.workload
     if spec.is_recorded:
         request = JobRequest.of(scenario, scenario.topology.resolve(UNSCALED), UNSCALED)
@@ -112,7 +112,7 @@ def _trace(
 
 
 def _set_durations(trace: JobTrace, durations_s: Durations) -> JobTrace:
-    """Set compute durations; a plan's operations have the numbers of the trace's nodes."""
+    """Set compute durations; a plan's operations have the same numbers as the trace's nodes."""
     ranks = [
         [
             replace(node, duration_s=durations_s[rank, number]) if isinstance(node, Compute) else node
@@ -167,7 +167,7 @@ _OF_THE_NETWORK = ("gradient_dtype", "tuning")
 
 
 def export_chakra(job: ExportedJob, folder: Path, name: str = NAME) -> list[Path]:
-    """Write NAME.RANK.et per rank, the groups and a scenario; return all files. Raises TraceError."""
+    """Write NAME.RANK.et per rank, the groups and a scenario; return all files; may raise TraceError."""
     written = write_job(job.trace, folder, name, job.times)
     data = job.scenario.model_copy(update={"explore": None}).to_data()  # the traces replace most of it
     workload = data["workload"]

@@ -27,16 +27,16 @@ End = tuple[str, str]
 def read_lab(path: Path, netem: Path | None = None) -> ImportedNetwork:
     """Return the network of a lab.
 
-    Nodes of kind linux with one link, to a node that has more, are hosts of that node; all others are buildings. If
-    some buildings have hosts, those without are transit sites.
+    A node of kind linux whose only link leads to a node with more links is a host of that node; all others are
+    buildings. If some buildings have hosts, buildings without hosts are transit sites.
 
     Args:
         path: The topology file.
-        netem: A script with `tools netem set` commands; by default netem.sh beside the file, if there is one.
+        netem: A script with `tools netem set` commands; by default netem.sh next to the file, if it exists.
 
     Raises:
-        ConfigError: The file is not YAML, or has a duplicate key.
-        BadInput: It is not a topology, a link names no node, or two links share an interface.
+        ConfigError: If the file is not YAML, or has a duplicate key.
+        BadInput: If it is not a topology, a link names no node, or two links share an interface.
     """
     document = read_document(path, any_keys=True)
     topology = document.data.get("topology")
@@ -68,7 +68,7 @@ class _Lab:
         return str(own) if own else self.path.name.removesuffix(self.path.suffix).removesuffix(".clab")
 
     def network(self, script: Path, required: bool) -> ImportedNetwork:
-        """Return the network, with all that was left out or assumed."""
+        """Return the network, with descriptions of everything left out or assumed."""
         found, left_out = self.found, self.found.left_out
         found.name = self.name
         self.nodes = {name: self._node(name) for name in self.topology["nodes"]}
@@ -134,7 +134,7 @@ class _Lab:
         return node
 
     def _mapping(self, location: Location) -> Mapping[str, Any]:
-        """Return a mapping of the topology, empty where there is none. BadInput where something else is there."""
+        """Return a mapping of the topology, empty if there is none; raise BadInput if the value is not a mapping."""
         found: Any = self.topology
         for key in location:
             found = found.get(key)
@@ -146,7 +146,7 @@ class _Lab:
         return dict(found)
 
     def _kind(self, name: str) -> str:
-        """Return a node's kind: its own, its group's, that of the defaults' group, or that of the defaults."""
+        """Return a node's kind: its own, its group's, the default group's, or the default kind."""
         node, defaults = self._mapping(("nodes", name)), self._mapping(("defaults",))
         candidates = (
             node.get("kind"),
@@ -157,7 +157,7 @@ class _Lab:
         return str(next((kind for kind in candidates if kind), ""))
 
     def _report_other_keys(self) -> None:
-        """Report what the file contains besides its nodes and links."""
+        """Report the file's content other than nodes and links."""
         others = [key for key in self.document.data if key not in ("name", "prefix", "topology")]
         for key in self.topology:
             if key in ("kinds", "groups"):
@@ -186,7 +186,7 @@ class _Lab:
     # --- links
 
     def _links(self) -> Iterator[tuple[End, End]]:
-        """Yield the links between two nodes of the file, in either form that there is; name the others."""
+        """Yield the links between two nodes of the file, in short or extended form; report one-ended links."""
         claimed: dict[End, int] = {}
         links = self.topology.get("links") or []
         if not isinstance(links, list):
@@ -244,7 +244,7 @@ class _Lab:
         return node, linux_name(self._kind(node), interface) if node in self.nodes else interface
 
     def _hosts(self, ends: list[tuple[End, End]]) -> dict[str, str]:
-        """Return the nodes that are hosts, and the building of each; none where all nodes would be."""
+        """Return the nodes that are hosts, and the building of each; none if all nodes would be hosts."""
         others: dict[str, list[str]] = defaultdict(list)
         for (a, _), (b, _) in ends:
             others[a].append(b)
@@ -265,7 +265,7 @@ class _Lab:
     # --- settings
 
     def _place_settings(self, settings: Sequence[Setting], ends: list[tuple[End, End]]) -> None:
-        """Give each setting to the interface that it is of, or name it."""
+        """Assign each setting to its interface, or report it."""
         containers = {self._container(name): name for name in self.nodes}
         known = {end for link in ends for end in link}
         for setting in settings:
@@ -296,7 +296,7 @@ class _Lab:
         return LinkDirection() if setting is None else setting.direction
 
     def _card(self, building: str, links: list[tuple[End, End]]) -> LinkDirection:
-        """Return rate and delay of a building's cards: by its hosts' first setting, else by its own ends' first."""
+        """Return rate and delay of a building's NICs: the first setting of its hosts, else of its own ends."""
         inner = [b if a[0] == building else a for a, b in links]
         outer = [a if a[0] == building else b for a, b in links]
         ends = [end for end in (*inner, *outer) if end in self.settings]

@@ -37,7 +37,7 @@ _UNITS = {"m": "min", "\N{MICRO SIGN}s": "us"}
 
 @dataclass(frozen=True)
 class Setting:
-    """What one command sets on an interface's egress; `where` is its file, line and text."""
+    """The settings of one command for an interface's egress; `where` is its file, line and text."""
 
     where: str
     container: str
@@ -46,9 +46,9 @@ class Setting:
 
 
 def read_script(path: Path, scale: float, network: ImportedNetwork) -> list[Setting]:
-    """Return a script's settings in order, with rates multiplied by `scale`; the network notes what sets nothing.
+    """Return a script's settings in order, with rates multiplied by `scale`; report commands without effect.
 
-    Raises BadInput for values that containerlab rejects.
+    BadInput is raised for values that containerlab rejects.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -117,7 +117,7 @@ def _commands(text: str) -> Iterator[tuple[int, list[str]]]:
         joined = ""
         try:
             words = list(lexer)
-        except ValueError:  # quotes that end on a later line
+        except ValueError:  # the quotes end on a later line
             words = line.split()
         command: list[str] = []
         for word in (*words, ";"):
@@ -178,7 +178,7 @@ def _apply(
 
 
 def _options(words: Sequence[str]) -> dict[str, str]:
-    """Return options by long name, from `--rate 10`, `--rate=10`, `-n x` and `-nx`."""
+    """Return options by long name; the accepted forms are `--rate 10`, `--rate=10`, `-n x` and `-nx`."""
     found: dict[str, str] = {}
     name = ""
     for word in words:
@@ -250,7 +250,7 @@ _SHIFTED: dict[str, tuple[str, int]] = {
 
 
 def linux_name(kind: str, name: str) -> str:
-    """Return the Linux name of an interface; aliases are resolved, other names stay."""
+    """Return the Linux name of an interface; aliases are resolved, and other names stay unchanged."""
     own = kind.removeprefix("vr-")
     if own in ("srl", "nokia_srlinux"):
         match = re.fullmatch(r"ethernet-(\d+(?:/\d+)+)", name)

@@ -1,4 +1,4 @@
-"""Attributes of a graph file: which are used, their units, and geographic positions."""
+"""Attributes of a graph file: the used ones, their units, and geographic positions."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ LONGEST_SHOWN = 60
 
 @dataclass(eq=False)
 class Element:
-    """A node, an edge or the graph itself, with its attributes in the file.
+    """A node, an edge or the graph itself, with its attributes from the file.
 
     Attributes:
         where: File and line.
         name: Its name in messages, such as `node 4`.
-        ends: An edge's nodes, by their ids; empty for others.
-        directed: Whether an edge leads only from its first node to its second one.
+        ends: The node ids of an edge; empty for other elements.
+        directed: Whether an edge leads only from its first node to its second node.
         used: Names of attributes that the topology uses.
-        reasons: Why an attribute was left out, by its name.
+        reasons: Reasons why attributes were left out, by attribute name.
     """
 
     where: str
@@ -38,32 +38,32 @@ class Element:
     reasons: dict[str, str] = field(default_factory=dict)
 
     def named(self, *names: str) -> str | None:
-        """Return the first attribute, as the file spells it, that has one of these lower-case names."""
+        """Return the first attribute, in the file's spelling, that has one of these lower-case names."""
         found = {name.lower(): name for name in reversed(self.attributes)}
         return next((found[name] for name in names if name in found), None)
 
     def use(self, *names: str | None) -> None:
-        """Mark attributes as used, whatever was noted before."""
+        """Mark attributes as used, overriding earlier notes."""
         for name in names:
             if name is not None:
                 self.used.add(name)
                 self.reasons.pop(name, None)
 
     def reject(self, name: str, reason: str) -> None:
-        """Note why an attribute is left out after all."""
+        """Record why an attribute is left out after all."""
         self.used.discard(name)
         self.reasons[name] = reason
 
 
 @dataclass
 class Graph:
-    """A graph as its file has it.
+    """A graph as represented in its file.
 
     Attributes:
-        own: The graph's own attributes.
-        nodes: By id, in the file's order.
-        edges: In the file's order.
-        left_out: Parts of the file that are neither attributes, nodes nor edges, in words.
+        own: The attributes of the graph itself.
+        nodes: Nodes by id, in the file's order.
+        edges: Edges, in the file's order.
+        left_out: Descriptions of parts of the file that are neither attributes, nodes nor edges.
     """
 
     own: Element
@@ -72,7 +72,7 @@ class Graph:
     left_out: list[str] = field(default_factory=list)
 
     def add_node(self, key: str, where: str, attributes: dict[str, Any]) -> None:
-        """Add a node. Raises BadInput if its id is taken."""
+        """Add a node; raise BadInput if its id is taken."""
         if (other := self.nodes.get(key)) is not None:
             raise BadInput(where=where, got=f"a node {key}", expected=f"another id: {other.where} has it")
         self.nodes[key] = Element(where, f"node {key}", attributes)
@@ -89,7 +89,7 @@ class Graph:
                     raise BadInput(where=edge.where, got=f"an edge of {end}", expected="a node of this file")
 
     def notes(self) -> list[str]:
-        """Return what was left out, in words, after all used attributes have been marked."""
+        """Describe what was left out; call this after all used attributes have been marked."""
         found = list(self.left_out)
         if own := [name for name in self.own.attributes if name not in self.own.used]:
             lists = dict.fromkeys(name.partition(".")[0] for name in own)
@@ -124,7 +124,7 @@ def count_text(count: int, kind: str) -> str:
 
 
 def number(value: Any) -> float | None:
-    """Return a finite number; None if the value is not one."""
+    """Return the value as a finite number; None if it is not one."""
     try:
         found = float(value)
     except (TypeError, ValueError):
@@ -152,12 +152,12 @@ _SHARES = {"%": 0.01, "percent": 0.01, "pct": 0.01, "share": 1.0}
 
 @dataclass(frozen=True)
 class Quantity:
-    """A kind of figure of edges or nodes.
+    """A kind of quantity of edges or nodes.
 
     Attributes:
         stems: Lower-case attribute names without a unit; the first that exists counts.
         units: Factors to bit/s, s, km or a share, by lower-case unit.
-        fixed: Units of names that always have the same one.
+        fixed: Units of attribute names that always have the same unit.
         example: A unit for messages.
         least: Smallest possible value, in the quantity's own unit.
         most: Largest possible value.
@@ -197,7 +197,7 @@ _LABELS = ("label", "linklabel", "edgelabel")
 
 @dataclass(frozen=True)
 class Figure:
-    """An attribute with a value of a quantity; unit is empty if neither value, name nor user states it.
+    """An attribute with a value of a quantity; `unit` is empty if neither value, name nor user states it.
 
     `problem` says why there is no usable value or unit.
     """
@@ -209,18 +209,18 @@ class Figure:
 
 
 def find_figures(element: Element, quantity: Quantity, units: Mapping[str, str]) -> Iterator[Figure]:
-    """Yield an element's attributes with values of a quantity, best first.
+    """Yield an element's attributes with values of a quantity, in order of preference.
 
     Args:
         element: A node or an edge.
-        quantity: The kind to look for.
-        units: The user's units by attribute name.
+        quantity: The quantity to look for.
+        units: The user's units, by attribute name.
     """
     found = []
     for name, value in element.attributes.items():
         stem, unit = _stem_and_unit(name, quantity)
         if quantity is RATE and name.lower().replace(" ", "") in _LABELS:
-            # a label is for people: it counts only if it is just a rate with its unit
+            # a label is meant for users, so it counts only if it consists of a rate with its unit
             plain, written = _split(value)
             if plain is not None and unit_factor(written, RATE) is not None and written:
                 found.append((len(RATE.stems), Figure(name, plain, written)))
@@ -261,12 +261,12 @@ def check_units(units: Mapping[str, str]) -> None:
 
 
 def fibre_s(length_km: float) -> float:
-    """Return the propagation delay in fibre of this length, in whole nanoseconds."""
+    """Return the propagation delay in a fibre of this length, in whole nanoseconds."""
     return round(length_km * FIBRE_S_PER_KM, 9)
 
 
 def _stem_and_unit(name: str, quantity: Quantity) -> tuple[str | None, str]:
-    """Return the stem and unit of an attribute's name: `delay_ms`, `latencyMs`, `Length (km)`."""
+    """Return the stem and unit of an attribute name such as `delay_ms`, `latencyMs` or `Length (km)`."""
     for stem in sorted(quantity.stems, key=len, reverse=True):
         if name.lower() == stem:
             return stem, ""
@@ -296,17 +296,17 @@ _MOST_DETOUR_KM = 50.0
 
 
 def least_km(away_km: float) -> float:
-    """Return the minimum length of a link over a great circle, given rounded positions."""
+    """Return the minimum length of a link along a great circle, given rounded positions."""
     return max(away_km * (1 - _ROUNDED_SHARE) - _ROUNDED_KM, 0.0)
 
 
 def is_plausible(length_km: float, away_km: float) -> bool:
-    """Return whether a link length is plausible: not shorter than the great circle, and no vast detour."""
+    """Return whether a link length is plausible: not shorter than the great circle, and not a vast detour."""
     return least_km(away_km) <= length_km <= away_km * _MOST_DETOUR + _MOST_DETOUR_KM
 
 
 def great_circle_km(one: tuple[float, float], other: tuple[float, float]) -> float:
-    """Return the distance of two positions (latitude, longitude in degrees) on a sphere of the Earth's size."""
+    """Return the distance between two positions (latitude, longitude in degrees) on a sphere of the Earth's size."""
     (lat, lon), (there_lat, there_lon) = (tuple(map(math.radians, place)) for place in (one, other))
     half = math.sin((there_lat - lat) / 2) ** 2
     half += math.cos(lat) * math.cos(there_lat) * math.sin((there_lon - lon) / 2) ** 2
@@ -314,7 +314,7 @@ def great_circle_km(one: tuple[float, float], other: tuple[float, float]) -> flo
 
 
 def place_of(node: Element, names: tuple[str | None, str | None]) -> tuple[float, float] | None:
-    """Return latitude and longitude; None if a node has none, or they are not on Earth."""
+    """Return latitude and longitude; None if a node has none, or if they are out of range."""
     if None in names:
         return None
     lat, lon = (number(node.attributes[name or ""]) for name in names)

@@ -1,7 +1,7 @@
 """GraphML reader and writer, and GML reader, for files of common graph tools.
 
-Properties of a topology file that graphs lack are in an attribute `testbed` of nodes and edges. On import it counts as
-long as the standard attributes are unchanged.
+Properties of a topology file that graphs lack are stored in an attribute `testbed` of nodes and edges. On import, this
+attribute is used as long as the standard attributes are unchanged.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ OWN = "testbed"
 
 
 def export_graphml(spec: TopologySpec, path: Path) -> list[str]:
-    """Write a topology as GraphML, and return what is left out, in words.
+    """Write a topology as GraphML, and return descriptions of what is left out.
 
     Raises:
-        BadInput: networkx is not installed.
+        BadInput: If networkx is not installed.
     """
     try:
         import networkx  # noqa: PLC0415
@@ -63,11 +63,11 @@ def standard_attributes(
 def parse_graphml(path: Path, content: bytes) -> Graph:
     """Parse a GraphML file.
 
-    Groups of nodes, as yEd draws them, become nodes next to their members. Hyperedges, ports and further graphs are
+    Groups of nodes, as drawn by yEd, become nodes next to their members. Hyperedges, ports and additional graphs are
     left out and reported.
 
     Raises:
-        BadInput: The content is not GraphML, a node id is duplicated, or an edge has no node.
+        BadInput: If the content is not GraphML, a node id is duplicated, or an edge has no node.
     """
     root = _parse_xml(path, content)
     reader = _Reader(path)
@@ -83,7 +83,7 @@ _LINE = "line in the file"
 
 
 def _parse_xml(path: Path, content: bytes) -> XmlElement:
-    """Return the root of a file: tags without namespaces, and each element's line as an attribute."""
+    """Return the root of a file, with tags without namespaces and each element's line as an attribute."""
     builder, parser = TreeBuilder(), expat.ParserCreate(namespace_separator=" ")
 
     def start(tag: str, values: dict[str, str]) -> None:
@@ -105,7 +105,7 @@ def _text(element: XmlElement) -> str:
 
 @dataclass
 class _Reader:
-    """Collects a file's graph. data: the attributes that each `<data>` belongs to."""
+    """A collector of a file's graph; `data` has the attributes that each `<data>` belongs to."""
 
     path: Path
     graph: Graph | None = None
@@ -113,7 +113,7 @@ class _Reader:
     directed: bool = False
 
     def read(self, parent: XmlElement, owner: dict[str, Any] | None) -> None:
-        """Read what is inside an element. owner: attributes of the innermost graph, node or edge that it is in."""
+        """Read an element's content; `owner` has the attributes of the innermost enclosing graph, node or edge."""
         for element in parent:
             name = element.tag
             if name in ("hyperedge", "port") or (name == "graph" and self.graph and owner is None):
@@ -131,7 +131,7 @@ class _Reader:
                 self.read(element, owner)
 
     def _add(self, element: XmlElement, owner: dict[str, Any] | None) -> dict[str, Any]:
-        """Add a graph, a node or an edge, and return its attributes; those of a group's graph are the group's."""
+        """Add a graph, a node or an edge, and return its attributes; the graph in a group has those of the group."""
         where = f"{self.path}:{element.get(_LINE)}"
         if element.tag == "graph":
             if self.graph is None:
@@ -158,7 +158,7 @@ class _Reader:
         return attributes
 
     def finish(self, keys: Mapping[str, XmlElement]) -> None:
-        """Assign attributes and defaults to elements. keys: declarations, which may follow the graph."""
+        """Assign attributes and defaults to elements; `keys` are declarations, which may follow the graph."""
         assert self.graph is not None
         names = {own: key.get("attr.name") or key.get("yfiles.type") or own for own, key in keys.items()}
         for attributes, element in self.data:
@@ -199,7 +199,7 @@ def parse_gml(path: Path, text: str) -> Graph:
     """Parse a GML file.
 
     Raises:
-        BadInput: The text is not GML, has no graph, a node id is duplicated, or an edge has no node.
+        BadInput: If the text is not GML, has no graph, a node id is duplicated, or an edge has no node.
     """
     tokens = _tokens(path, text)
     document = _pairs(path, tokens, None)

@@ -1,4 +1,4 @@
-"""Import of a network from GraphML or GML: interprets and checks the file's attributes."""
+"""Import of a network from GraphML or GML: interpretation and checks of the file's attributes."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def read_graph(path: Path, given: ImportDefaults) -> ImportedNetwork:
     """Return the network of a GraphML or GML file, distinguished by its first character.
 
     Raises:
-        BadInput: The file is neither, is inconsistent, or has no attribute for a unit that the user gave.
+        BadInput: If the file has neither format, is inconsistent, or has no attribute for a unit that the user gave.
     """
     check_units(given.units)
     content = path.read_bytes()
@@ -81,7 +81,7 @@ class _Reading:
     kept: set[str] = field(default_factory=set)
 
     def network(self) -> ImportedNetwork:
-        """Return the network, with all that was left out or assumed."""
+        """Return the network, with descriptions of everything left out or assumed."""
         elements = [*self.graph.nodes.values(), *self.graph.edges]
         self.units = dict(self.given.units)
         for name in self.units:
@@ -192,7 +192,7 @@ class _Reading:
         return Edge(a, b, way, way, own, int(planes), order or 0.0, hint)
 
     def _own_link(self, element: Element, way: LinkDirection, planes: int) -> Mapping[str, Any] | None:
-        """Return the link as a topology file had it, unless its standard attributes have changed."""
+        """Return the link as it was in a topology file, unless its standard attributes have changed."""
         from testbed.spec.links import WanSpec  # noqa: PLC0415
 
         if (own := _own(element)) is None:
@@ -227,7 +227,7 @@ class _Reading:
         return None if chosen is None else chosen[1]
 
     def _delay_s(self, element: Element) -> float | None:
-        """Return the delay from an attribute, else from a length, else from the places of both ends."""
+        """Return the delay from an attribute, else from a length, else from the positions of both ends."""
         a, b = element.ends
         if a not in self.places or b not in self.places:
             chosen = self._choose(element, (DELAY, LENGTH), "" if self.given.delay_s is None else "--delay")
@@ -249,12 +249,12 @@ class _Reading:
         otherwise: str = "",
         away_km: float | None = None,
     ) -> tuple[Quantity, float] | None:
-        """Return the first usable figure, and note why each other one does not count.
+        """Return the first usable figure, and record why each other one is not used.
 
         Args:
             element: A node or an edge.
-            quantities: The acceptable kinds of figures, best first.
-            otherwise: What applies if there is no usable one.
+            quantities: The acceptable quantities, in order of preference.
+            otherwise: Description of what applies if there is no usable figure.
             away_km: Distance between an edge's ends, if known.
         """
         chosen: tuple[str, Quantity, float] | None = None
@@ -298,7 +298,7 @@ class _Reading:
         return value, ""
 
     def _guess_length_units(self, found: ImportedNetwork) -> None:
-        """Infer the unit of lengths without one: km or m, if only one is consistent with the places of all ends."""
+        """Infer the unit of lengths without one: km or m, if only one is consistent with the positions of all ends."""
         lengths: dict[str, list[tuple[Element, float]]] = defaultdict(list)
         for element in self.graph.edges:
             for figure in find_figures(element, LENGTH, self.units):

@@ -19,11 +19,11 @@ LONGEST_NAME = 12
 
 @dataclass(frozen=True)
 class ImportDefaults:
-    """Defaults where a file says nothing. For links, None makes the value required.
+    """Defaults for values that a file does not state. For links, None makes the value required.
 
-    hosts: per building, or by building. Given by building it overrides the file, and other buildings without a number
-    become transit sites. None: one each, or zero if the file has hosts for other buildings.
-    units: units of graph attributes whose values have none, by attribute name.
+    `hosts` is the number of hosts per building, or numbers by building. Numbers by building override the file, and
+    other buildings without a number become transit sites. None means one host each, or zero if the file has hosts for
+    other buildings. `units` has units, by attribute name, of graph attributes whose values have none.
     """
 
     rate_bps: float | None = None
@@ -34,7 +34,7 @@ class ImportDefaults:
 
 
 def parse_hosts(text: str) -> int | dict[str, int]:
-    """Parse a number of hosts: "8" for each building, or by name, "east=8,west=8". Raises BadInput."""
+    """Parse a number of hosts: "8" for each building, or "east=8,west=8" by name; raise BadInput if it is wrong."""
     expected = 'a number, or numbers by building, such as "east=8,west=8"'
     if text.isdecimal():
         return int(text)
@@ -51,7 +51,7 @@ def parse_hosts(text: str) -> int | dict[str, int]:
 
 @dataclass(frozen=True)
 class LinkDirection:
-    """One direction of an edge; None if the file says nothing."""
+    """One direction of an edge; values are None if the file does not state them."""
 
     rate_bps: float | None = None
     delay_s: float | None = None
@@ -65,10 +65,10 @@ class Edge:
     """A link between two nodes, by their ids.
 
     Attributes:
-        own: The WAN link of a topology file, if the graph was exported from one; its ends are the nodes' ids.
+        own: The WAN link of a topology file, if the graph was exported from one; its ends are node ids.
         planes: Number of parallel links.
-        order: Sort key of links, before the file's order.
-        hint: What the file says on rate or delay that could not be used.
+        order: Sort key of links, which takes precedence over the file's order.
+        hint: Values for rate or delay in the file that could not be used.
     """
 
     a: str
@@ -83,7 +83,7 @@ class Edge:
 
 @dataclass(frozen=True)
 class Node:
-    """A node. own: the building of a topology file, if exported from one. kind: the file's term for such nodes."""
+    """A node; `own` is the building of an exported topology file, `kind` the file's term for such nodes."""
 
     label: str
     hosts: int | None = None
@@ -98,8 +98,8 @@ class ImportedNetwork:
     """A network from one file.
 
     Attributes:
-        left_out: What of the file is not in the topology, in words.
-        assumed: What the file does not say, in words.
+        left_out: Descriptions of content of the file that is not in the topology.
+        assumed: Descriptions of assumptions made because the file states no value.
         labels: The file's label of each building, if different from its name; set by `topology`.
     """
 
@@ -115,7 +115,7 @@ class ImportedNetwork:
     def topology(self, given: ImportDefaults) -> dict[str, Any]:
         """Convert to the content of a topology file.
 
-        Raises BadInput for an edge without a rate or delay, neither its own nor by default.
+        BadInput is raised for an edge without a rate or delay, if there is no default either.
         """
         self._keep_largest_part()
         names = _names({key: node.label for key, node in self.nodes.items()})
@@ -140,7 +140,7 @@ class ImportedNetwork:
         return {"name": _file_name(self.name or self.path.stem), **mtu, "buildings": buildings, "wan": wan}
 
     def _hosts(self, names: Mapping[str, str], given: ImportDefaults) -> dict[str, int]:
-        """Return hosts per node where the file does not say, or `given` does by name. Raises BadInput."""
+        """Return hosts per node if the file does not state them or `given` does by name; may raise BadInput."""
         unset = [key for key, node in self.nodes.items() if node.own is None and node.hosts is None]
         if isinstance(given.hosts, Mapping):
             keys = {**{node.label: key for key, node in self.nodes.items()}, **_inverse(names)}
@@ -192,7 +192,7 @@ class ImportedNetwork:
         return settings
 
     def _keep_largest_part(self) -> None:
-        """Keep only the largest connected part, and drop links from a node to itself."""
+        """Keep only the largest connected component, and drop links from a node to itself."""
         loops = [edge for edge in self.edges if edge.a == edge.b]
         if loops:
             where = ", ".join(dict.fromkeys(self.nodes[edge.a].label for edge in loops))
@@ -214,7 +214,7 @@ def _title(name: str, node: Node) -> str:
 
 
 def _building(node: Node, given: ImportDefaults, hosts: int | None) -> dict[str, Any]:
-    """Return the building's entry of a topology file. hosts: overrides the file."""
+    """Return the building's entry of a topology file; `hosts` overrides the file."""
     if hosts is None and node.own is not None:
         return dict(node.own)
     own = node.own or {}
@@ -232,7 +232,7 @@ def _inverse(names: Mapping[str, str]) -> dict[str, str]:
 
 
 def largest_part(nodes: Iterable[str], links: Sequence[tuple[str, str]]) -> set[str]:
-    """Return the nodes of the largest connected part; of equally large ones the last."""
+    """Return the nodes of the largest connected component; if several are equally large, the last."""
     near: dict[str, set[str]] = defaultdict(set)
     for a, b in links:
         near[a].add(b)

@@ -1,7 +1,7 @@
 """A run's figures as metrics, independent of the output format: names, units, labels, values.
 
 Names correspond in all formats: `testbed_step_time_seconds` for Prometheus is `testbed.step_time` with unit `s` for
-OpenTelemetry. All units are real ones.
+OpenTelemetry. All values are in real units.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ Labels = Mapping[str, str]
 
 @dataclass(frozen=True)
 class Point:
-    """One value. time_s: seconds since the run's origin; None for a figure of the whole run.
+    """One value; `time_s` is in seconds since the run's origin, or None for a figure of the whole run.
 
-    In a summary, value is the sum of `count` observations, and quantiles have share and value.
+    In a summary, `value` is the sum of `count` observations, and quantiles have a share and a value.
     """
 
     labels: Labels
@@ -36,7 +36,7 @@ class Point:
 
 @dataclass
 class Metric:
-    """Values of one kind. unit: Prometheus' suffix of the name, "" for a count or a state."""
+    """Values of one kind; `unit` is Prometheus' suffix of the name, or "" for a count or a state."""
 
     name: str
     unit: str
@@ -46,14 +46,14 @@ class Metric:
 
     @property
     def name_with_unit(self) -> str:
-        """The Prometheus name without prefix: `step_time_seconds`."""
+        """The Prometheus name without the prefix, such as `step_time_seconds`."""
         return f"{self.name}_{self.unit}" if self.unit else self.name
 
 
 class Metrics:
-    """Metrics by name, in order of first use; what is added gets common labels and, if given, a time.
+    """Metrics by name, in order of first use; added points get common labels and, if given, a time.
 
-    A view made by `labelled` adds to the same metrics.
+    A view created by `labelled` adds to the same metrics.
     """
 
     def __init__(self, labels: Labels, time_s: float | None = None) -> None:
@@ -61,7 +61,7 @@ class Metrics:
         self.by_name: dict[str, Metric] = {}
 
     def labelled(self, time_s: float | None = None, **labels: str) -> Metrics:
-        """Return a view whose points have further labels."""
+        """Return a view whose points get additional labels."""
         view = Metrics({**self.labels, **labels}, time_s)
         view.by_name = self.by_name
         return view

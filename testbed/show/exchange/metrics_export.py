@@ -1,7 +1,8 @@
 """Export of a run's figures: files for Prometheus, OpenMetrics and OpenTelemetry, runs for MLflow and Weights & Biases.
 
-In both trackers a variant is a run. Settings are parameters, step times of trials a series, all figures of `metrics`
-last values, the verdict a tag, and files of the run's folder artifacts. Each is written by its own package, locally.
+In both trackers a variant is a run. Settings become parameters, and step times of trials become a series. All figures
+of `metrics` become last values, the verdict a tag, and files of the run's folder artifacts. Each tracker's own package
+writes the data, locally.
 """
 
 from __future__ import annotations
@@ -29,9 +30,10 @@ MetricsForm = Literal["prometheus", "openmetrics", "otlp-json"]
 
 
 def export_metrics(folder: Path, form: MetricsForm, output: Path) -> Path:
-    """Write a run's metrics to `output` and return it. Raises BadInput without the form's package, BadResult.
+    """Write a run's metrics to `output` and return it; raise BadInput without the format's package, or BadResult.
 
-    Times are shifted so that the last one is when the run's folder was made, since the virtual clock has no date.
+    Times are shifted so that the last one is the time when the run's folder was created, since the virtual clock has no
+    date.
     """
     result, manifest = Result.open(folder), Manifest.open(folder)
     readings = [] if form == "prometheus" else read_links(folder / LINKS, result.conversion)
@@ -50,7 +52,7 @@ PREFIX = "testbed"
 
 
 def exposition(metrics: Sequence[Metric], form: MetricsForm, origin_s: float, ended_s: float) -> str:
-    """Return the text of a file. Raises BadInput without the library.
+    """Return the text of a file; raise BadInput without the library.
 
     origin_s, ended_s: start of the run's clock and end of the run, Unix time in seconds.
     """
@@ -102,7 +104,7 @@ def _moment(point: Point, moments: tuple[float, float] | None) -> float | None:
 
 
 def _samples(metric: Metric, point: Point) -> list[tuple[str, dict[str, str], float]]:
-    """Return the suffix of the name, additional labels, and value."""
+    """Yield the name suffix, additional labels and value of each sample."""
     if metric.kind == "counter":
         return [("_total", {}, point.value)]
     if metric.kind == "gauge":
@@ -125,7 +127,7 @@ CUMULATIVE = 2  # AGGREGATION_TEMPORALITY_CUMULATIVE
 
 
 def otlp_json(metrics: Sequence[Metric], origin_s: float, ended_s: float) -> str:
-    """Return the text of a file. Raises BadInput without the package.
+    """Return the text of a file; raise BadInput without the package.
 
     origin_s, ended_s: start of the run's clock and end of the run, Unix time in seconds.
     """
@@ -194,7 +196,7 @@ _REFUSED = re.compile(r"[^\w./ -]")
 
 @dataclass(frozen=True)
 class Tracked:
-    """A variant for a tracker. series: step times in seconds by trial. limited_by: a sentence."""
+    """A variant for a tracker; `series` has step times in seconds by trial, `limited_by` is a sentence."""
 
     name: str
     settings: dict[str, str]
@@ -241,7 +243,7 @@ def _settings(result: Result, manifest: Manifest, variant: Variant) -> dict[str,
 
 
 def _figures(metrics: Sequence[Metric], variant: str) -> Iterator[tuple[str, float]]:
-    """Yield names and values, such as `link_utilisation_ratio/east/west/0`; quantiles for a summary."""
+    """Yield names, such as `link_utilisation_ratio/east/west/0`, and values; for a summary, its quantiles."""
     for metric in metrics:
         for point in metric.points:
             if point.labels.get("variant") != variant or metric.name in ("variant_info", "trial_step_time"):
@@ -255,10 +257,11 @@ def _figures(metrics: Sequence[Metric], variant: str) -> Iterator[tuple[str, flo
 
 
 def log_to_mlflow(folder: Path, uri: str, artifacts: Path | None = None) -> list[str]:
-    """Log a run's folder to MLflow as one run with a nested run per variant; return their ids, the outer one first.
+    """Log a run's folder to MLflow as a run with a nested run per variant; return their ids, the outer one first.
 
-    uri: of the tracking store, such as `sqlite:///mlflow.db` or a server's. artifacts: where a new experiment stores
-    files; None for the store's default. Raises BadInput without MLflow, BadResult.
+    `uri` is that of the tracking store, such as `sqlite:///mlflow.db` or a server's. `artifacts` is where a new
+    experiment stores files; None for the store's default. BadInput is raised without MLflow, BadResult for an invalid
+    run.
     """
     result, manifest = Result.open(folder), Manifest.open(folder)
     try:
@@ -294,8 +297,8 @@ def log_to_mlflow(folder: Path, uri: str, artifacts: Path | None = None) -> list
 def log_to_wandb(folder: Path, output: Path) -> list[Path]:
     """Log a run's folder to Weights & Biases as offline runs, one per variant, and return their folders.
 
-    They are under `output`/wandb. Nothing is sent; `wandb sync FOLDER` does that. Raises BadInput without the package,
-    BadResult.
+    The folders are in `output`/wandb. Nothing is uploaded; use `wandb sync FOLDER` for that. BadInput is raised without
+    the package, BadResult for an invalid run.
     """
     result, manifest = Result.open(folder), Manifest.open(folder)
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # it uses the network even for offline runs

@@ -1,7 +1,7 @@
 """Export of a topology to Mininet and containerlab, as plain Linux hosts and routers.
 
-These programs bring no controller. So each building is one router with its hosts attached, and static routes follow
-shortest paths, with ECMP over parallel links. No switch floods, so links may form loops.
+These programs do not include a controller. So each building is one router with its hosts attached, and static routes
+follow shortest paths, with ECMP over parallel links. No switch floods, so links may form loops.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from testbed.spec.link_direction import PACKET_FAULTS, Direction
 from testbed.spec.scale import Scale
 from testbed.spec.topology import Topology, TopologySpec
 
-GATEWAY = "169.254.1.1"  # of every host: on the loopback of every router
+GATEWAY = "169.254.1.1"  # gateway of every host, on the loopback of every router
 
 
 @dataclass(frozen=True)
 class Port:
-    """An interface of a node, and the shaping of what it sends."""
+    """An interface of a node, and the shaping of its egress traffic."""
 
     node: str
     number: int
@@ -43,7 +43,8 @@ Cable = tuple[Port, Port]
 class RoutedNetwork:
     """A network of hosts and routers.
 
-    hosts: addresses by name. commands: per node, to run once its interfaces exist; `{N}` is the name of interface N.
+    `hosts` has addresses by name. `commands` has, per node, the commands to run once its interfaces exist; `{N}` is the
+    name of interface N.
     """
 
     name: str
@@ -119,7 +120,7 @@ def shape_settings(way: Direction) -> dict[str, Any]:
 
 
 def list_losses(spec: TopologySpec) -> list[str]:
-    """Return what of a topology plain routers lack, in words."""
+    """Describe the features of a topology that plain routers lack."""
     topology, buildings = spec.resolve(), spec.buildings.values()
     directions = topology.wan_directions
     *others, last = (fault.noun for fault in PACKET_FAULTS.values())
@@ -139,14 +140,14 @@ def list_losses(spec: TopologySpec) -> list[str]:
 
 
 def _notes(spec: TopologySpec, network: RoutedNetwork, other: str) -> list[str]:
-    """Return all that an exported network lacks, in words."""
+    """Describe everything that an exported network lacks."""
     is_scaled = network.size_scale != 1
     rates = [f"rates, which are divided by {network.size_scale:g}"] if is_scaled else []
     return [*list_losses(spec), *rates, other]
 
 
 def shortest_s(topology: Topology) -> dict[tuple[str, str], float]:
-    """Return the shortest one-way delay between each two buildings, in seconds."""
+    """Return the shortest one-way delay between each pair of buildings, in seconds."""
     return {
         (source, target): delay_s
         for source in (building.name for building in topology.buildings)
@@ -155,7 +156,7 @@ def shortest_s(topology: Topology) -> dict[tuple[str, str], float]:
 
 
 def next_links(topology: Topology, source: str) -> Mapping[str, list[int]]:
-    """Return, per other building, the numbers of the links by which packets leave `source`, parallel ones together."""
+    """Return, per other building, the numbers of the links through which packets leave `source`, all parallel ones."""
     found: dict[str, list[int]] = {}
     for target, (_, neighbour) in _shortest_paths(topology, source).items():
         if target != source:
@@ -271,7 +272,7 @@ if __name__ == "__main__":
 
 
 def export_mininet(spec: TopologySpec, path: Path, size_scale: float | None = None) -> list[str]:
-    """Write a Mininet script; return what it leaves out, in words. size_scale: None to fit TCLink's limit."""
+    """Write a Mininet script; describe what it leaves out; `size_scale` is None to fit TCLink's limit."""
     routed = build_routed_network(spec, size_scale or fitting_scale(spec, MININET_MOST_BPS))
     network = {
         "routers": routed.routers,
@@ -305,7 +306,7 @@ CONTAINERLAB_MOST_BPS = 1e9
 def export_containerlab(
     spec: TopologySpec, folder: Path, size_scale: float | None = None
 ) -> tuple[list[Path], list[str]]:
-    """Write a lab; return its files and what they leave out. size_scale: None to fit CONTAINERLAB_MOST_BPS."""
+    """Write a lab; return its files and what they omit; `size_scale` is None to fit CONTAINERLAB_MOST_BPS."""
     folder.mkdir(parents=True, exist_ok=True)
     network = build_routed_network(spec, size_scale or fitting_scale(spec, CONTAINERLAB_MOST_BPS))
     nodes = {name: _node(network, name, HOST) for name in network.hosts}

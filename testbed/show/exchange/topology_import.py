@@ -20,17 +20,17 @@ GRAPHS, LABS = (".graphml", ".xml", ".gml"), (".yml", ".yaml")
 def import_topology(
     path: Path, given: ImportDefaults, netem: Path | None = None, strict: bool = False
 ) -> tuple[str, list[str]]:
-    """Return the text of a topology file, and what was left out or assumed, in words.
+    """Return the text of a topology file, and descriptions of what was left out or assumed.
 
     Args:
         path: A network; the suffix determines the format.
-        given: Defaults for what the file does not say.
+        given: Defaults for values that the file does not state.
         netem: The script with containerlab's link settings; by default netem.sh next to the file.
         strict: Whether anything left out or assumed is an error.
 
     Raises:
-        BadInput: The file is not of its format or, if strict, not all of it is in the topology.
-        ConfigError: The topology cannot be built.
+        BadInput: If the file does not have its format or, if strict, not all of it is in the topology.
+        ConfigError: If the topology cannot be built.
     """
     if path.suffix in (*GRAPHS, *LABS) and not path.is_file():
         raise BadInput(where=str(path), got="no such file", expected="a network")

@@ -1,4 +1,4 @@
-"""Data of the live page in real units, and how it is read from the run's files."""
+"""The data of the live page in real units, and their readers for the run's files."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ RUNNING, FINISHED, FAILED = "running", "finished", "failed"
 
 @dataclass(frozen=True)
 class Direction:
-    """One direction of a WAN link. rate_bps: emulated."""
+    """One direction of a WAN link; `rate_bps` is emulated."""
 
     key: LinkKey
     rate_bps: float
 
 
 class Readings:
-    """Link readings of a part of a run: columns as long as `times_s`, with a row per link.
+    """Link readings of a part of a run: columns with the length of `times_s`, with a row per link.
 
-    For each time: the share of the rate used since the time before, and the queue, drops and losses.
+    Each time has the share of the rate used since the previous time, and the queue, drops and losses.
     """
 
     def __init__(self, directions: Sequence[Direction], scale: Scale) -> None:
@@ -60,7 +60,7 @@ class Readings:
             self.queue_bytes[at].append(round(self.scale.real_bytes(row[2])))
 
     def since(self, place: int) -> Json:
-        """Return the readings from an index of `times_s` on."""
+        """Return the readings from an index of `times_s` onwards."""
         return {
             "times_s": self.times_s[place:],
             "used": [row[place:] for row in self.used],
@@ -71,7 +71,7 @@ class Readings:
 
 
 class StepSpan(NamedTuple):
-    """A measured step over all ranks. step: its number within the part. Times are real seconds, as in readings."""
+    """A measured step over all ranks; `step` is its number in the part; times are real seconds, as in readings."""
 
     part: int
     variant: str
@@ -83,13 +83,13 @@ class StepSpan(NamedTuple):
 
 @dataclass
 class PageData:
-    """Everything the page shows. Lists only grow, so a client that knows their lengths gets just the rest."""
+    """The data that the page shows. Lists only grow, so a client that knows their lengths gets only the rest."""
 
     name: str
     folder: str
     clock: str
     state: str = RUNNING
-    words: str = ""  # on its outcome
+    words: str = ""  # a sentence on the run's outcome
     head: Json = field(default_factory=dict)  # of a finished run: verdict, variants, answer
     network: Json | None = None
     parts: list[Json] = field(default_factory=list)
@@ -102,7 +102,7 @@ class PageData:
     events: list[Json] = field(default_factory=list)
 
     def since(self, known: Mapping[str, Any] | None = None) -> Json:
-        """Return what is new for a client with the state `known`; everything without one."""
+        """Return the data that are new for a client with the state `known`; all data if there is none."""
         known = known or {}
         seen = known.get("readings", [])
         places = [seen[part] if part < len(seen) else 0 for part in range(len(self.readings))]
@@ -130,7 +130,7 @@ class PageData:
         }
 
     def document(self) -> Json:
-        """Return everything, including what never changes."""
+        """Return all data, including those that never change."""
         static = {"name": self.name, "folder": self.folder, "clock": self.clock, "parts": self.parts}
         return {**static, **self.head, **self.since()}
 
@@ -189,7 +189,7 @@ def link_moments(folder: Path) -> dict[float, dict[LinkKey, Counted]]:
 
 
 def real_span(steps: Sequence[Record], zero_s: float, scale: Scale) -> tuple[float, float]:
-    """Return from when the first rank began a step to when the last one ended it, in real seconds from `zero_s`."""
+    """Return when the first rank began a step and the last one ended it, in real seconds from `zero_s`."""
     start_s, end_s = min(one["start_s"] for one in steps), max(one["end_s"] for one in steps)
     return scale.real_s(start_s - zero_s), scale.real_s(end_s - zero_s)
 
@@ -198,9 +198,9 @@ Record = dict[str, Any]
 
 
 class JsonlTail:
-    """Follows a JSON-lines file: returns the whole lines added since the last read; none if the file does not exist.
+    """A reader that follows a JSON-lines file: it returns complete lines added since the last read, if any.
 
-    only: bytes that a line must contain to be parsed.
+    `only` has bytes that a line must contain to be parsed.
     """
 
     def __init__(self, path: Path, only: bytes = b"") -> None:

@@ -49,7 +49,7 @@ from testbed.spec.scale import Scale
 
 
 class RunFollower:
-    """Follows a run in progress and updates `view`. folder: where the finished run will be."""
+    """A follower of a run in progress that updates `view`; `folder` is where the finished run will be."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -61,7 +61,7 @@ class RunFollower:
         self.scale = Scale()
 
     def update(self) -> None:
-        """Read what is new since the last call."""
+        """Read the data added since the last call."""
         for record in self._tail.read_new():
             self._apply(record)
         for part in self._parts:
@@ -79,7 +79,7 @@ class RunFollower:
         return self._parts[part].files() if part < len(self._parts) else []
 
     def offset_s(self, part: int) -> float:
-        """Return the emulated time in these files that is 0 on the page."""
+        """Return the emulated time in these files that corresponds to 0 on the page."""
         return self._parts[part].zero_s or 0.0
 
     def _apply(self, record: Record) -> None:
@@ -103,7 +103,7 @@ class RunFollower:
 
 
 class _ShardFollower:
-    """One shard: its own log and the ranks' files during the run, then its final record."""
+    """A follower of one shard: of its log and the ranks' files during the run, then of its final record."""
 
     def __init__(self, number: int, folder: Path, shard: Record, ranks: int, scale: Scale) -> None:
         self.number, self.folder, self.shard, self.ranks, self.scale = number, folder, shard, ranks, scale
@@ -148,12 +148,12 @@ class _ShardFollower:
             view.events.append({"part": self.number, "time_s": time_s, "words": event_text(record)})
 
     def _add_spans(self, ended: Iterable[Record]) -> None:
-        """Collect the ends of steps on single ranks."""
+        """Collect the spans of steps on individual ranks."""
         for record in ended:
             self._spans[record["step"]].append(record)
 
     def _add_finished_steps(self, view: PageData) -> None:
-        """Add steps that all ranks have ended; with replicas that come and go, also those before a later step."""
+        """Add steps that all ranks have ended; with elastic replicas, also steps before a later one."""
         newest = max(self._spans, default=0)
         for step, spans in sorted(self._spans.items()):
             ended = len(spans) >= self.ranks or self._is_finished or newest > step + 1
@@ -174,7 +174,7 @@ class _ShardFollower:
         self.zero_s = next(iter(moments), 0.0)
         self._add_spans(records(self.folder / SAMPLES, WHOLE_STEP))
         self._add_finished_steps(view)
-        if not view.readings[self.number].times_s and moments:  # it ended before the first look
+        if not view.readings[self.number].times_s and moments:  # the shard ended before the first update
             fabric = read_json(self.folder / FIGURES)["manifest"]["fabric"]
             self._apply({"kind": NETWORK, **fabric}, view)
             for time_s, counted in moments.items():
@@ -193,7 +193,7 @@ MOST_READINGS = 2000
 
 
 class FinishedRun:
-    """A finished run, loaded into `view`. Raises BadResult."""
+    """A finished run, loaded into `view`; raises BadResult if it is broken."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -202,19 +202,19 @@ class FinishedRun:
         self.view, self._zero_s = _view(result)
 
     def update(self) -> None:
-        """Do nothing: a finished run does not change."""
+        """Do nothing, since a finished run does not change."""
 
     def files(self, part: int) -> list[Path]:
         """Return the files with the operations of the ranks."""
         return [self.folder / SAMPLES]
 
     def offset_s(self, part: int) -> float:
-        """Return the emulated time in these files that is 0 on the page."""
+        """Return the emulated time in these files that corresponds to 0 on the page."""
         return self._zero_s
 
 
 def _view(result: Result) -> tuple[PageData, float]:
-    """Return the page's data, and the emulated time of the run that is 0 on the page."""
+    """Return the page's data, and the emulated time of the run that corresponds to 0 on the page."""
     folder, scale = result.folder, result.conversion
     manifest = read_json(folder / MANIFEST)
     network, directions = network_of(manifest["fabric"], scale)
@@ -270,8 +270,9 @@ COMMUNICATION = "communication"
 def timeline(files: Iterable[Path], step: int, scale: Scale, offset_s: float) -> Json:
     """Return columns of equal length: rank, row, start_s, end_s, kind and name, the last two as indices into lists.
 
-    Row 0 of a rank is its compute. Below it is what it sends and reduces, in as many rows as were in flight. Receives
-    are omitted: they are posted long before. offset_s: emulated origin; all other times are real.
+    Row 0 of a rank is its compute. Below it are its sends and reductions, with one row per operation in flight.
+    Receives are omitted, since they are posted long before. `offset_s` is the emulated origin; all other times are
+    real.
     """
     mark = f'"step": {step},'.encode()
     zero_s = scale.real_s(offset_s)

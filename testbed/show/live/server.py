@@ -39,13 +39,13 @@ class LivePage:
     """The live page of a run, as a context manager.
 
     Args:
-        folder: The run's folder, or where it will be.
+        folder: The run's folder, or where the folder will be.
         port: 0 for any free port.
         expected: Whether the run may start later.
 
     Raises:
-        BadInput: There is no run and none is expected, or the port is taken.
-        BadResult: The run is broken.
+        BadInput: If there is no run and none is expected, or the port is taken.
+        BadResult: If the run is broken.
     """
 
     def __init__(self, folder: Path, port: int = 0, *, expected: bool = False) -> None:
@@ -86,14 +86,14 @@ class LivePage:
 
     @property
     def report(self) -> bytes | None:
-        """The run's report; None as long as there is none."""
+        """The run's report; None until there is one."""
         try:
             return (self.folder / REPORT).read_bytes()
         except OSError:
             return None
 
     def document(self) -> Json:
-        """Return everything there is to show now."""
+        """Return all data that can be shown now."""
         with self._lock:
             run = self._updated_run()
             if run is None:
@@ -101,7 +101,7 @@ class LivePage:
             return run.view.document()
 
     def timeline(self, part: int, step: int) -> Json:
-        """Return the timeline of one step, by its part of the run and its number there."""
+        """Return the timeline of one step, given its part of the run and its number in that part."""
         with self._lock:
             run = self._updated_run()
             files: list[Path] = [] if run is None else run.files(part)
@@ -110,7 +110,7 @@ class LivePage:
         return timeline(files, step, scale, offset_s)
 
     def updates(self) -> Iterator[Json | None]:
-        """Yield updates, starting with everything there is; None if nothing is new. Ends when the run has ended."""
+        """Yield updates until the run has ended, starting with all existing data; None if there is nothing new."""
         sent_view: PageData | None = None
         known: Json = {}
         while not self._closing.is_set():

@@ -58,7 +58,7 @@ def variant_css(index: int, variant: JsonObject) -> str:
 
 
 def draw_time_axis(drawing: Drawing, axis: Axis, top: float, bottom: float, about: int = 6) -> None:
-    """Draw vertical grid lines from `top` to `bottom`, and below them the times in one suitable unit."""
+    """Draw vertical grid lines from `top` to `bottom`, with the times below them in one suitable unit."""
     ticks = axis.ticks(about)
     largest = max(abs(tick) for tick in ticks)
     factor, unit = next((f, u) for f, u in ((1.0, "s"), (1e-3, "ms"), (0.0, "us")) if largest >= f)
@@ -69,7 +69,7 @@ def draw_time_axis(drawing: Drawing, axis: Axis, top: float, bottom: float, abou
 
 
 def step_time_chart(variants: Sequence[JsonObject]) -> Markup:
-    """Draw one row per variant: quartile box, median, full range, and below it every step time as a point."""
+    """Draw one row per variant: quartile box, median and full range, with every step time as a point below."""
     height = _TOP + _ROW * len(variants) + _AXIS_ROOM
     drawing = Drawing(COLUMN_WIDTH, height, "Step times of each variant")
     everything = [value for variant in variants for value in variant["step_time_s"]["samples"]]
@@ -98,7 +98,7 @@ def step_time_chart(variants: Sequence[JsonObject]) -> Markup:
         if values[-1] > values[0]:
             below, above = 1 - values[0] / median, values[-1] / median - 1
             label += f", -{percent_text(below)} to +{percent_text(above)}"
-        # Centred over the median, unless it would leave the plot.
+        # Centred over the median, unless it would extend beyond the plot.
         half = text_width(label, 12) / 2
         x = min(max(axis(median), _LABEL_ROOM + half), COLUMN_WIDTH - half - 2)
         drawing.text(x, middle - 14, label, "value", anchor="middle", parent=group)
@@ -158,10 +158,9 @@ def timeline_chart(
 ) -> Markup | None:
     """Draw the median step of a variant rank by rank; None without samples.
 
-    Each rank has one row of compute. Below it is what it sends and reduces, from start to completion, in as many rows
-    as were in flight. Receives are omitted: they are posted long before. A narrow chart has half as many ranks and no
-    tooltips.
-    span_s: length of the axis in seconds; None for the step's own.
+    Each rank has one row of compute. Below it are its sends and reductions, from start to completion, with one row per
+    operation in flight. Receives are omitted, since they are posted long before. A narrow chart has half as many ranks
+    and no tooltips. `span_s` is the length of the axis in seconds; None for the step's own.
     """
     wide = width >= CHART_WIDTH
     own = [sample for sample in data.samples if sample.variant == variant]
@@ -212,7 +211,7 @@ def timeline_chart(
 def timeline_operations(samples: Sequence[Sample]) -> dict[int, list[Sample]]:
     """Return the operations of a step's timeline by rank, in order of start; messages last until received.
 
-    Receives are omitted: they are posted long before.
+    Receives are omitted, since they are posted long before.
     """
     per_rank: dict[int, list[Sample]] = defaultdict(list)
     for sample in _until_received(samples):
@@ -222,7 +221,7 @@ def timeline_operations(samples: Sequence[Sample]) -> dict[int, list[Sample]]:
 
 
 def _until_received(samples: Sequence[Sample]) -> list[Sample]:
-    """Extend each send to the end of its receive: the sender is done when its kernel has the message."""
+    """Extend each send to the end of its receive, since the sender is done when its kernel has the message."""
     come: dict[str, list[float]] = defaultdict(list)
     for sample in sorted(samples, key=lambda sample: sample.end_s):
         if sample.operation == RECEIVE:
@@ -259,8 +258,8 @@ def _marks(
 ) -> list[_Mark]:
     """Merge a row's samples, each with its shade, into marks.
 
-    Thin neighbours that cannot be distinguished become one mark: a step of requests has tens of thousands. coarseness:
-    factor on the thickness and distance up to which they are merged.
+    Thin neighbours that cannot be distinguished become one mark, since a step of requests has tens of thousands of
+    samples. `coarseness` is a factor on the thickness and distance up to which they are merged.
     """
     marks: list[_Mark] = []
     for sample, shade in samples:

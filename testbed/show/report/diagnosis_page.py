@@ -19,7 +19,7 @@ DIAGNOSIS_FILE = "diagnosis.html"
 
 
 def write_diagnosis(run: Path, found: Mapping[str, Diagnosis]) -> Path:
-    """Write the page into a run's folder. found: by part of the run, "" for a whole run."""
+    """Write the page into a run's folder; `found` has diagnoses by part of the run, "" for a whole run."""
     path = run / DIAGNOSIS_FILE
     path.write_text(render_diagnosis(run.resolve().name, found), encoding="utf-8")
     return path
@@ -40,7 +40,7 @@ def render_diagnosis(name: str, found: Mapping[str, Diagnosis]) -> str:
 def diagnose_suspects(run_dir: Path, variants: Sequence[Variant]) -> list[tuple[str, Diagnosis]]:
     """Return the diagnoses of variants that were slower than predicted or had events, from their dumps.
 
-    A run without dumps, or with broken ones, has none.
+    A run without dumps, or with broken ones, has no diagnoses.
     """
     disturbed = (run_dir / EVENTS).exists()
     asked = [
@@ -60,7 +60,7 @@ def diagnose_suspects(run_dir: Path, variants: Sequence[Variant]) -> list[tuple[
         return []
     found = []
     for part in parts:
-        # a part covers one variant from one of its trials on; or all variants
+        # a part covers one variant from one of its trials onwards, or all variants
         name = next((name for name in asked if re.fullmatch(rf"{re.escape(name)}(-\d+)?", part.name)), None)
         if (name is not None or not part.name) and (own := diagnose(part.dumps, part.paths)).verdicts:
             found.append((part.name, own))
@@ -68,5 +68,5 @@ def diagnose_suspects(run_dir: Path, variants: Sequence[Variant]) -> list[tuple[
 
 
 def suspicion_text(name: str, found: Diagnosis) -> str:
-    """Return one line for the terminal, for a part of a run."""
+    """Return the diagnosis of a part of a run as one line for the terminal."""
     return f"{name}: {verdict_line(found.verdicts[0])}" if name else verdict_line(found.verdicts[0])

@@ -45,7 +45,7 @@ PAGE = "exploration.html"
 
 
 def write_exploration(folder: Path, document: JsonObject, confirmed: Result | None = None) -> Path:
-    """Write the page of an `exploration.json`. confirmed: the run that confirms it."""
+    """Write the page of an `exploration.json`; `confirmed` is the run that confirms it."""
     page = folder / PAGE
     page.write_text(render_exploration(document, confirmed), encoding="utf-8")
     return page
@@ -87,7 +87,7 @@ def _sensitivity(document: JsonObject, rows: Sequence[Row]) -> Markup | None:
 
 
 def compared_rows(document: JsonObject, confirmed: Result | None = None) -> list[Row]:
-    """Return the compared entries, each with what was measured of it, by its variant's name."""
+    """Return the compared entries, each with its measurements by the variant's name."""
     variants = {variant.name: variant for variant in confirmed.variants} if confirmed else {}
     rows = []
     for entry in document["compared"]:
@@ -97,9 +97,9 @@ def compared_rows(document: JsonObject, confirmed: Result | None = None) -> list
 
 
 def front_chart(document: JsonObject, rows: Sequence[Row]) -> Markup:
-    """Plot predicted step time against bytes between buildings for all that fits; the Pareto front is filled.
+    """Plot predicted step time against bytes between buildings for all feasible ones; the Pareto front is filled.
 
-    rows: compared entries, whose points are named.
+    `rows` are the compared entries, whose points are named.
     """
     front = {_place(entry) for entry in document["pareto"]}
     named: dict[tuple[float, float], list[Row]] = {}
@@ -129,7 +129,7 @@ def agreement_chart(rows: Sequence[JsonObject]) -> Markup:
     points = []
     for row in rows:
         if row["measured"]:
-            # the prediction for the emulated network, which may be a scale model
+            # this is the prediction for the emulated network, which may be a scale model
             predicted_s = row["measured"].predicted.step_time_s
             median_s = row["measured"].step_time_s.median
             tooltip = f"{row['name']}: predicted {time_text(predicted_s)}, measured {time_text(median_s)}"
@@ -143,7 +143,7 @@ MAX_TOOLTIPS = 4  # points of a mark whose tooltips are shown
 
 
 class Point(NamedTuple):
-    """A point. x: seconds. css: classes of its mark. name: drawn next to it; if empty, only the tooltip names it."""
+    """A point: `x` in seconds, CSS classes of its mark, and a name next to it (if empty, only in the tooltip)."""
 
     x: float
     y: float
@@ -154,7 +154,7 @@ class Point(NamedTuple):
 
 @dataclass
 class _Mark:
-    """Points drawn as one mark, at the place of the first."""
+    """Points drawn as one mark, at the position of the first."""
 
     x: float
     y: float
@@ -172,7 +172,7 @@ class _Mark:
 
 
 def scatter(points: Sequence[Point], label: str, *, sizes: bool) -> Markup:
-    """Plot times to the right and sizes upwards, or times on both axes with the diagonal."""
+    """Plot times on the x axis and sizes on the y axis, or times on both axes with the diagonal."""
     drawing = Drawing(COLUMN_WIDTH, _HEIGHT, label)
     bottom = _HEIGHT - _BOTTOM
     across, upwards = [point.x for point in points], [point.y for point in points]
@@ -234,7 +234,7 @@ def _draw_names(drawing: Drawing, marks: Sequence[_Mark]) -> None:
 
 
 def _places(mark: _Mark, width: float) -> Iterator[Box]:
-    """Yield places for a name next to, above and below its mark, ever further away but within the drawing."""
+    """Yield positions for a name next to, above and below its mark, increasingly far away but within the drawing."""
     left, right = _LEFT + width / 2, COLUMN_WIDTH - 4 - width / 2
     for ring in range(1, 9):
         high = ring * (_LINE + 1)
@@ -257,7 +257,7 @@ _SHADES, _FULL = 6, 0.5  # number of shades; share of time from which the darkes
 
 
 def sensitivity_chart(found: JsonObject, baseline: str, width: float = CHART_WIDTH) -> Markup:
-    """Draw two triangles: the baseline with the best's choices, the best with the baseline's choices.
+    """Draw two triangles: the baseline with the best's choices, and the best with the baseline's choices.
 
     The diagonals have single choices. In a narrow drawing one triangle is above the other.
     """

@@ -26,10 +26,10 @@ Row = dict[str, Any]
 
 
 def describe_findings(document: JsonObject, rows: Sequence[Row]) -> list[str]:
-    """Return sentences on the best, its gain, the worth of each dimension alone, what has no effect, and the accuracy.
+    """Return sentences on the best, its gain, each dimension's value, paths without effect, and the accuracy.
 
-    If nothing was measured, the last one says what to confirm next.
-    document: an `exploration.json`. rows: its compared entries.
+    If nothing was measured, the last sentence says what to confirm next. `document` is an `exploration.json`, and
+    `rows` are its compared entries.
     """
     return [*describe_results(document, rows), *describe_accuracy(document, rows)]
 
@@ -50,7 +50,7 @@ def describe_results(document: JsonObject, rows: Sequence[Row]) -> list[str]:
 
 
 def describe_accuracy(document: JsonObject, rows: Sequence[Row]) -> list[str]:
-    """Describe the model's error here, if measured, else at measured points like this one, and what to confirm."""
+    """Describe the model's error here if measured, else at similar measured points, and what to confirm."""
     right, best = document["agreement"], best_of(rows)
     if right:
         return [
@@ -71,7 +71,7 @@ def describe_accuracy(document: JsonObject, rows: Sequence[Row]) -> list[str]:
 
 
 def best_of(rows: Sequence[Row]) -> Row:
-    """Return the fastest of the best that was measured and is not untrusted, or the first."""
+    """Return the fastest of the best entries that was measured and is not untrusted, or else the first."""
     best = [row for row in rows if row["kind"] == BEST]
     trusted = [row for row in best if row["measured"] and row["measured"].verdict.status != "untrusted"]
     return min(trusted, key=whole_step_s, default=best[0])
@@ -96,7 +96,7 @@ def _lower_bound_text(computing_s: float) -> str:
 
 
 def _describe_gains(document: JsonObject, best: Row, baselines: Sequence[Row]) -> Iterator[str]:
-    """Compare with the fastest baseline, tuned or not, and with each of the first one's forms."""
+    """Compare with the fastest baseline, tuned or not, and with the first baseline as given and tuned."""
     if not baselines:
         return
     quickest = min(baselines, key=whole_step_s)
@@ -140,7 +140,7 @@ def _describe_dimensions(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _indifferent(indifferent: JsonObject, kept: Sequence[str] | None) -> Iterator[str]:
-    """kept: paths with the scenario's own value; None for older searches."""
+    """Describe the paths without effect; `kept` has those with the scenario's own value, None for older searches."""
     if not indifferent:
         return
     if kept is None:
@@ -163,7 +163,7 @@ def _recorded(recorded: JsonObject | None) -> Iterator[str]:
 
 
 def _by_packets(rungs: Sequence[JsonObject]) -> Iterator[str]:
-    """Describe how packets reordered the model's best configurations."""
+    """Describe how packet-level measurements reordered the model's best configurations."""
     if not rungs:
         return
     by_model = sorted(rungs[0]["candidates"], key=lambda one: float(one["predicted_s"]))
@@ -179,7 +179,7 @@ def _by_packets(rungs: Sequence[JsonObject]) -> Iterator[str]:
 
 
 def _describe_error(errors: JsonObject) -> str:
-    """Describe the model's error at points like this one."""
+    """Describe the model's error at similar measured points."""
     median, of = percent_text(errors["median"]), f"{errors['of']} that were measured"
     each = f"{median} off in the median of {of}"
     if errors["points"] > 1:
@@ -190,7 +190,7 @@ def _describe_error(errors: JsonObject) -> str:
 
 
 def _describe_small_gains(document: JsonObject, best: Row, median: float) -> Iterator[str]:
-    """Name the best's choices that gain less than the model's error, by what giving them back alone costs."""
+    """Name the best's choices that gain less than the model's error, with the cost of reverting each alone."""
     found = document.get("sensitivity")
     if not found:
         return
@@ -212,7 +212,7 @@ def _describe_small_gains(document: JsonObject, best: Row, median: float) -> Ite
 
 
 def _describe_near(near: JsonObject, best: Row) -> str:
-    """Name configurations within the model's error of the best, by how they differ from it."""
+    """Name configurations within the model's error of the best, with their differences from it."""
     first, count = near["first"], near["count"]
     if count == 1:
         return "To confirm next: the best, since nothing else is within the model's error of it."
@@ -247,7 +247,7 @@ def step_time_s(row: Row) -> float:
 
 
 def whole_step_s(row: Row) -> float:
-    """Return the mean time per step, stalls included, if measured: the base of rates and speed-ups."""
+    """Return the mean time per step, including stalls, if measured; rates and speed-ups are based on it."""
     measured: Variant | None = row["measured"]
     return measured.done.step_s if measured else float(row["step_time_s"])
 

@@ -43,19 +43,19 @@ from testbed.spec.units import time_text
 REPORT_FILE = "report.html"
 TRACE_FILE = "trace.json"
 _PACKETS = ("drops", "losses", "cut_losses", "marks")
-_JUDGED = (False, None, True)  # order: failed, not applicable, held
+_JUDGED = (False, None, True)  # order: failed, not applicable, passed
 
 
 def write_report(run_dir: Path, panels: Sequence[str] = ()) -> Path:
     """Write `report.html` and `trace.json` into the directory of a finished run; return the report's path.
 
     Args:
-        run_dir: With summary.json, manifest.json, scenario.yaml, samples.jsonl and links.jsonl.
+        run_dir: The run's directory with summary.json, manifest.json, scenario.yaml, samples.jsonl and links.jsonl.
         panels: Additional drawings, by name or as FILE.py:NAME.
 
     Raises:
-        BadResult: A file is missing or broken; the message names file and line.
-        PluginError: A panel cannot draw.
+        BadResult: If a file is missing or broken; the message names file and line.
+        PluginError: If a panel cannot draw.
     """
     data = load_run(run_dir)
     write_trace(data, run_dir / TRACE_FILE)
@@ -70,7 +70,7 @@ def render_report(data: RunData, panels: Sequence[str] = ()) -> str:
 
 
 def _content(data: RunData) -> dict[str, Any]:
-    """Return everything the template shows."""
+    """Return all values that the template shows."""
     return {
         "summary": data.summary,
         "manifest": data.manifest,
@@ -163,7 +163,7 @@ def _trainings(data: RunData) -> list[JsonObject]:
         found.append(
             {
                 "name": variant["name"],
-                "schedule": None,  # only steps with `parallelism` have one
+                "schedule": None,  # only steps with `parallelism` have a schedule
                 **training,
                 "rows": [{**row, "share": row["seconds"] / total_s} for row in rows],
                 "tiers": [{"where": TIER_TEXTS[tier], **sent} for tier, sent in training["bytes"].items()],
@@ -184,7 +184,7 @@ def _connections(data: RunData) -> list[JsonObject]:
 
 
 def _facts(data: RunData) -> list[str]:
-    """Return short facts on the run, from whatever keys the scenario's workload has."""
+    """Return short facts on the run, from the keys that the scenario's workload has."""
     fabric = data.manifest["fabric"]
     buildings = len({host["building"] for host in fabric["hosts"]})
     ranks = max((variant["ranks"] for variant in data.variants), default=0)
@@ -212,7 +212,7 @@ def _control(control: JsonObject) -> str:
 
 
 def _timelines(data: RunData) -> list[JsonObject]:
-    """Return one entry per variant with samples, all on the same time axis so that lengths compare."""
+    """Return one entry per variant with samples, all on the same time axis so that lengths can be compared."""
     shown = []
     for variant in data.variants:
         own = [sample for sample in data.samples if sample.variant == variant["name"]]
@@ -237,7 +237,7 @@ def _timelines(data: RunData) -> list[JsonObject]:
 
 
 def _environment(manifest: JsonObject) -> list[tuple[str, str]]:
-    """Return the manifest's plain values as rows, nested ones by path; the fabric is drawn instead."""
+    """Return the manifest's plain values as rows, with nested ones by path; the fabric is drawn instead."""
     rows: list[tuple[str, str]] = []
 
     def add(name: str, value: Any) -> None:
@@ -258,7 +258,7 @@ def _environment(manifest: JsonObject) -> list[tuple[str, str]]:
 
 
 def _scaled_rates(data: RunData) -> list[tuple[float, float]]:
-    """Return the distinct real WAN rates with the emulated rate of each, in bit/s."""
+    """Return the distinct real WAN rates, each with its emulated rate, in bit/s."""
     emulated = {
         link[direction]["rate_bps"]
         for link in data.manifest["fabric"]["wan"]

@@ -1,4 +1,4 @@
-"""Render self-contained HTML pages from templates, with tables that fit phones."""
+"""Renderer of self-contained HTML pages from templates, with tables that fit phones."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _CELL = re.compile(r"(<t[hd]\b)([^>]*>)")
 def add_data_labels(html: str) -> str:
     """Add the column's heading as `data-label` to every body cell, so that narrow screens can show tables as lists.
 
-    Tables must not be nested. Everything outside tables is left alone, including drawings.
+    Tables must not be nested. Everything outside tables stays unchanged, including drawings.
     """
     return _TABLE.sub(lambda table: _label_table(table[0]), html)
 

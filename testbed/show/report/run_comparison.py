@@ -21,7 +21,7 @@ from testbed.show.report.variant_text import student_975
 from testbed.spec.units import per_second_text
 
 MANIFEST, SCENARIO = "manifest.json", "scenario.yaml"
-# parts of a manifest that may change figures; the rest is figures, or where and when
+# parts of a manifest that may change figures; the rest is figures, places and times
 KEPT = (
     *(
         "testbed_version",
@@ -34,7 +34,7 @@ KEPT = (
     ),
     *("scale", "link_engine", "datapath", "congestion_control", "calibration"),
 )
-MOST_LATE = 0.01  # maximum deviation of a repeated run on the real clock, where there is no interval
+MOST_LATE = 0.01  # maximum deviation of a repeated run on the real clock, if there is no interval
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class ComparedVariant:
     Attributes:
         ratio: Median of the second run over that of the first.
         interval: 95 % confidence interval of the ratio; None for too few samples.
-        exact: Whether all samples are equal to the nanosecond, and the work done with them.
+        exact: Whether all samples, and the work done, are equal to the nanosecond.
         work: Work and elapsed time of each run.
     """
 
@@ -59,13 +59,13 @@ class ComparedVariant:
 
     @property
     def speedup(self) -> float | None:
-        """Work per time of the second run over the first; None if they work on different things."""
+        """The second run's work per time over that of the first; None if their workloads differ."""
         one, other = self.work
         return other.per_second / one.per_second if have_same_workload(self.work) else None
 
     @property
     def agrees(self) -> bool:
-        """Whether both runs may be equal; only for trusted figures."""
+        """Whether both runs may be equal; only possible for trusted figures."""
         if "untrusted" in self.verdicts or self.speedup is None:
             return False
         if not have_same_steps(self.work) and abs(self.speedup - 1) > MOST_LATE:
@@ -77,7 +77,7 @@ class ComparedVariant:
 
 @dataclass(frozen=True)
 class Difference:
-    """A setting that differs (scenario, versions, kernel or calibration), with each run's value; None for no value."""
+    """A differing setting (scenario, versions, kernel or calibration), with each run's value; None for no value."""
 
     what: str
     one: Any
@@ -89,7 +89,7 @@ class Comparison:
     """The comparison of two runs.
 
     Attributes:
-        variants: Those that both runs have.
+        variants: Variants that both runs have.
         alone: Variants that only one of the runs has.
         differences: Settings that differ.
         identical: Whether both runs' samples are equal byte by byte.
@@ -140,7 +140,7 @@ class Comparison:
 
 
 def compare_runs(one: Path, other: Path) -> Comparison:
-    """Compare two run directories. Raises BadResult for a directory without a run."""
+    """Compare two run directories; raise BadResult for a directory without a run."""
     here, there = Result.open(one), Result.open(other)
     names = [variant.name for variant in here.variants]
     others = [variant.name for variant in there.variants]
@@ -189,7 +189,7 @@ def _compared(here: Result, there: Result, name: str) -> ComparedVariant:
 
 
 def describe_unequal_work(held: ComparedVariant) -> str:
-    """Describe what step times do not show: the ratio of work per time; empty if all steps are the same work."""
+    """Describe the ratio of work per time, which step times do not show; empty if all steps are the same work."""
     one, other = held.work
     if held.speedup is None:
         return f"{held.name}: the steps are different work: {one.workload}; {other.workload}."

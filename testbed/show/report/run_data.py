@@ -1,4 +1,4 @@
-"""Data of a report: one run directory, loaded, checked and converted to real units."""
+"""The data of a report: one run directory, loaded, checked and converted to real units."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ WHOLE_STEP, SEND, RECEIVE = "step", "send", "recv"
 
 
 def is_communication(operation: str) -> bool:
-    """Whether a sample's operation is a collective (plug-ins included), a send or receive, or a send token."""
+    """Return whether a sample's operation is a collective (including plug-ins), a send or receive, or a send token."""
     if operation in (SEND, RECEIVE, TOKEN) or OWN_FILE.fullmatch(operation):
         return True
     return operation in COLLECTIVES
@@ -40,10 +40,10 @@ def is_communication(operation: str) -> bool:
 
 @dataclass
 class LinkCounters:
-    """Counters of one WAN direction at `times_s` of the run's clock, in real units; all lists have the same length.
+    """Counters of one WAN direction at `times_s` on the run's clock, in real units; all lists have the same length.
 
-    sent_bytes, drops, losses: cumulative since the start of the run: bytes on the wire, packets dropped by the queue,
-    packets lost on the link. queue_bytes: queue length at that time.
+    `sent_bytes`, `drops` and `losses` are cumulative since the start of the run. They count bytes on the wire, packets
+    that the queue dropped, and packets lost on the link. `queue_bytes` is the queue length at that time.
     """
 
     times_s: list[float] = field(default_factory=list)
@@ -54,18 +54,18 @@ class LinkCounters:
 
     @property
     def dropped(self) -> int:
-        """Packets dropped over the whole run."""
+        """The number of packets dropped over the whole run."""
         return self.drops[-1] if self.drops else 0
 
     @property
     def lost(self) -> int:
-        """Packets lost over the whole run."""
+        """The number of packets lost over the whole run."""
         return self.losses[-1] if self.losses else 0
 
 
 @dataclass(frozen=True)
 class RunData:
-    """Content of a run directory in real units; only `manifest` has the emulated values it recorded.
+    """The content of a run directory in real units; only `manifest` has emulated values, as recorded.
 
     `summary` is `result` as plain data, for templates and panels.
     """
@@ -94,7 +94,7 @@ class RunData:
 
 
 def load_run(run_dir: Path) -> RunData:
-    """Load a run directory. Raises BadResult when a file is missing or cannot be parsed."""
+    """Load a run directory; raise BadResult if a file is missing or cannot be parsed."""
     result = Result.open(run_dir)
     scale = result.conversion
     scenario_text = read_text(run_dir / "scenario.yaml")

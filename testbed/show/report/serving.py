@@ -28,7 +28,7 @@ _CURVE = re.compile(r"(.+)-[0-9][0-9.]*k?")
 
 
 def describe_requests(variant: str, found: Serving | None) -> list[str]:
-    """Describe how a variant's requests were answered, and what happened to late ones; empty without requests."""
+    """Describe a variant's latencies, and late or lost requests; empty without requests."""
     if found is None:
         return []
     load, late = found.offered_per_s, found.latency
@@ -46,7 +46,7 @@ def describe_requests(variant: str, found: Serving | None) -> list[str]:
 
 
 def describe_serving(variant: str, found: Serving | None) -> list[str]:
-    """Add to that where a late request's time went; empty without requests."""
+    """Describe a variant's requests, and how a late request's time was spent; empty without requests."""
     if found is None:
         return []
     first, *failures = describe_requests(variant, found)
@@ -70,7 +70,7 @@ def describe_failures(found: Serving) -> list[str]:
 
 
 def serving_rows(variants: Sequence[JsonObject]) -> list[JsonObject]:
-    """Return, per variant that serves requests, its figures, the parts of late requests, and its links by use."""
+    """Return figures, parts of late requests, and links by utilisation for each variant that serves requests."""
     found = []
     for index, variant in enumerate(variants):
         serving = variant.get("serving")
@@ -96,7 +96,7 @@ def serving_rows(variants: Sequence[JsonObject]) -> list[JsonObject]:
 
 
 def most_within(variants: Sequence[JsonObject]) -> dict[str, float]:
-    """Return, per curve, the highest measured load that still met the objective, in requests per second."""
+    """Return, per curve, the highest measured load that met the objective, in requests per second."""
     found: dict[str, float] = {}
     for variant in variants:
         serving = variant.get("serving")
@@ -107,13 +107,13 @@ def most_within(variants: Sequence[JsonObject]) -> dict[str, float]:
 
 
 def _meets_objective(serving: JsonObject) -> bool:
-    """Whether the objective is met and the load sustainable: a step may end before growing queues show."""
+    """Return whether the objective is met at a sustainable load, since a step may end before queues grow visibly."""
     held: bool = serving["within"] >= serving["objective_share"]
     return held and serving["offered_per_s"] <= serving["capacity_per_s"]
 
 
 def curve_of(name: str) -> str:
-    """Return the curve of a variant: those named NAME-LOAD make one curve."""
+    """Return the curve of a variant; variants named NAME-LOAD form one curve."""
     match = _CURVE.fullmatch(name)
     return match[1] if match else name
 
@@ -140,7 +140,7 @@ def latency_chart(variants: Sequence[JsonObject], width: float = CHART_WIDTH) ->
 
 
 def load_chart(variants: Sequence[JsonObject], width: float = CHART_WIDTH) -> Markup | None:
-    """Plot the 99th percentile against the load, a line per curve; None if no curve has several loads.
+    """Plot the 99th percentile against the load, with a line per curve; None if no curve has several loads.
 
     The model's prediction is dashed.
     """
@@ -188,7 +188,7 @@ def load_chart(variants: Sequence[JsonObject], width: float = CHART_WIDTH) -> Ma
 
 
 def _predicted_p99_s(variant: JsonObject) -> float | None:
-    """Return the model's 99th percentile, if any."""
+    """Return the 99th percentile that the model predicts, if any."""
     predicted = variant["serving"].get("predicted")
     return None if predicted is None else float(predicted["p99"])
 
@@ -246,7 +246,7 @@ def _words(variant: Variant, found: Decoding, cached: TokenParts | None) -> str:
 
 
 def decoding_rows(variants: Sequence[JsonObject]) -> list[JsonObject]:
-    """Return times and parts per variant that decodes. cells: the table's seconds, None if unknown."""
+    """Return times and parts per variant that decodes; `cells` are the table's seconds, None if unknown."""
     own = [(index, one["name"], one["decoding"]) for index, one in enumerate(variants) if one.get("decoding")]
     typed = [Decoding.model_validate(found) for _, _, found in own]
     cached = _cached(typed)
@@ -260,9 +260,9 @@ def decoding_rows(variants: Sequence[JsonObject]) -> list[JsonObject]:
 
 
 def control_s(parts: TokenParts, cached: TokenParts | None) -> float | None:
-    """Return the control overhead of dispatch and combine: time beyond their bytes, less that of a cached variant.
+    """Return the control overhead of dispatch and combine: time beyond their bytes, minus a cached variant's.
 
-    A cached variant sends nothing but rows. Returns None if there is none.
+    A cached variant sends only rows. The result is None if there is no cached variant.
     """
     if cached is None:
         return None
@@ -270,7 +270,7 @@ def control_s(parts: TokenParts, cached: TokenParts | None) -> float | None:
 
 
 def wait_s(parts: TokenParts, cached: TokenParts | None) -> float:
-    """Return the rest of dispatch and combine: latency and waiting for others, with control if that is unknown."""
+    """Return the rest of dispatch and combine: latency, waiting for others, and control overhead if that is unknown."""
     return max(0.0, _beyond_bytes_s(parts) - (control_s(parts, cached) or 0.0))
 
 

@@ -1,4 +1,4 @@
-"""Report sections for page and terminal: lost packets, pauses, replicas, failed invariants."""
+"""Report sections for the page and the terminal: lost packets, pauses, replicas, failed invariants."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ CAUSES = {
 
 
 def describe_losses(variant: Variant) -> str:
-    """Describe how many packets were lost in all measured steps, and where most were; empty if none were."""
+    """Describe how many packets were lost in all measured steps, and where most were lost; empty if none."""
     return " ".join(filter(None, (_wan_words(variant), _building_words(variant))))
 
 
 def port_rows(variants: Sequence[Variant]) -> list[JsonObject]:
-    """Return, per variant, the ports inside buildings that dropped most."""
+    """Return, per variant, the ports inside buildings that dropped the most packets."""
     return [
         {"variant": variant.name, **port.model_dump()}
         for variant in variants
@@ -72,7 +72,7 @@ MOST = 16  # rows per variant
 
 
 def describe_pauses(variant: Variant) -> str:
-    """Describe how many pauses there were, and which sender was paused longest; empty if nothing pauses."""
+    """Describe how many pauses there were, and which sender was paused longest; empty without pause frames."""
     if not variant.pauses:
         return ""
     pauses = sum(link.pauses for link in variant.pauses)
@@ -106,7 +106,7 @@ _TOP, _ROW, _BAR, _AXIS_ROOM = 6, 46, 32, 26
 
 
 def describe_replication(variant: Variant) -> list[str]:
-    """Describe each replica loss, and the cost of all; empty if replicas do not change."""
+    """Describe each replica loss, and the total cost; empty if replicas do not change."""
     found = variant.replication
     if found is None:
         return []
@@ -169,13 +169,13 @@ class Reason(NamedTuple):
 
 
 def reasons(variants: Sequence[Variant]) -> tuple[list[Reason], list[Reason]]:
-    """Return the reasons to show at once, and the others."""
+    """Return the reasons to show immediately, and the others."""
     ranked = sorted(variants, key=lambda variant: -ORDER.index(variant.verdict.status))
     found = [Reason(variant, invariant) for variant in ranked for invariant in variant.verdict.failed]
     return found[:MOST_REASONS], found[MOST_REASONS:]
 
 
 def count_by_invariant(more: Sequence[Reason]) -> str:
-    """Return how often each invariant occurs: "serialisation 2 times, cpu_headroom"."""
+    """Return how often each invariant occurs, such as "serialisation 2 times, cpu_headroom"."""
     names = Counter(reason.invariant.name for reason in more)
     return ", ".join(f"{name} {count} times" if count > 1 else name for name, count in names.items())

@@ -81,7 +81,7 @@ class Drawing:
         tooltip: str | None = None,
         points: int | None = None,
     ) -> None:
-        """Add a disc. points: number of data points it represents, for programs that read the page."""
+        """Add a disc; `points` is the number of data points it represents, for programs that read the page."""
         counted = {} if points is None else {"data-points": float(points)}
         self._add("circle", css, {"cx": x, "cy": y, "r": radius, **counted}, tooltip, None)
 
@@ -106,7 +106,7 @@ class Drawing:
     ) -> None:
         """Add one line of text on base line `y`.
 
-        With `room` (user units) a longer text is cut, and its tooltip has all of it.
+        With `room` (in user units), longer text is cut, and its tooltip has the full text.
         """
         shown = content if room is None else shorten(content, room)
         if shown != content and tooltip is None:
@@ -163,7 +163,7 @@ class Axis:
 
 
 def draw_responsive(draw: Callable[[float], Markup | None]) -> Markup | None:
-    """Draw for wide pages and for phones; the style sheet shows one of them. None if there is nothing to draw."""
+    """Draw for wide pages and for phones (the style sheet shows one of them); None if there is nothing to draw."""
     if (wide := draw(CHART_WIDTH)) is None:
         return None
     narrow = draw(PHONE_WIDTH)
@@ -180,7 +180,7 @@ def svg_document(root: ET.Element, style: str) -> str:
 
 
 def padded_range(values: list[float], pad: float = 0.08) -> tuple[float, float]:
-    """Return an axis range for `values` with padding on both sides, also when they are all equal."""
+    """Return an axis range for `values` with padding on both sides, even if they are all equal."""
     low, high = min(values), max(values)
     spread = (high - low) or abs(high) * 0.02 or 1.0
     return low - pad * spread, high + pad * spread
@@ -203,7 +203,7 @@ def _number(value: float) -> str:
 
 @dataclass(frozen=True)
 class Box:
-    """A rectangle by its centre."""
+    """A rectangle, given by its centre."""
 
     x: float
     y: float
@@ -211,7 +211,7 @@ class Box:
     height: float
 
     def overlap(self, other: Box) -> float:
-        """Return the common area with `other`, in square units."""
+        """Return the area shared with `other`, in square units."""
         across = (self.width + other.width) / 2 - abs(self.x - other.x)
         down = (self.height + other.height) / 2 - abs(self.y - other.y)
         return max(across, 0.0) * max(down, 0.0)

@@ -1,4 +1,4 @@
-"""A sweep's output files: page, table as CSV and Parquet, figure for a paper with its caption."""
+"""A sweep's output files: page, table as CSV and Parquet, and a figure for a paper with its caption."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def write_sweep(sweep: Sweep) -> None:
 
 
 def missing_libraries() -> list[str]:
-    """Return what is missing in a sweep's folder on this machine, and what to install."""
+    """Return the files that this machine cannot write into a sweep's folder, and what to install for them."""
     wanted = {"matplotlib": MISSING, "pyarrow": NO_PARQUET}
     return [words for module, words in wanted.items() if importlib.util.find_spec(module) is None]
 
@@ -36,7 +36,7 @@ def render_sweep(sweep: Sweep) -> str:
     """Render the page's HTML."""
     shown = arrange_series(sweep)
     there = any(point.figures for point in sweep.points)
-    # those that do not fit and untrusted figures come first
+    # infeasible points and untrusted figures come first
     pairs = [(point, figure) for point in sweep.points for figure in (point.figures or (None,))]
     content = {
         "sweep": sweep,

@@ -31,7 +31,7 @@ _CELL, _LABELS = 34.0, 110.0
 
 
 def curves_chart(curves: Curves) -> Markup:
-    """Draw the model as lines, and measurements as discs with the interval of the median."""
+    """Draw predictions as lines, and measurements as discs with the interval of the median."""
     drawing = Drawing(CHART_WIDTH, _HEIGHT, f"Step time against {curves.axis.label}")
     bottom = _HEIGHT - _BOTTOM
     places = positions(curves.axis)
@@ -79,7 +79,7 @@ def figure_text(figure: SweepFigure) -> str:
 
 
 def maps_chart(maps: Maps) -> Markup:
-    """Draw a panel per variant, one below the other, with a common shading; measured cells have a frame."""
+    """Draw a panel per variant, one below another, with a common shading; measured cells have a frame."""
     columns, rows = len(maps.across.texts), len(maps.upwards.texts)
     panel_height = 30 + rows * _CELL + _BOTTOM
     drawing = Drawing(CHART_WIDTH, panel_height * len(maps.panels), "Step time over two settings")
@@ -128,7 +128,7 @@ def _draw_cells(
 
 
 def shade(step_s: float, bounds: tuple[float, float]) -> int:
-    """Return the shade from 0, the fastest, to 6, the slowest, on a logarithmic scale; 0 if all are about equal."""
+    """Return the shade, from 0 (fastest) to 6 (slowest), on a logarithmic scale; 0 if all are about equal."""
     low, high = bounds
     if high <= low * (1 + SAME_WITHIN):
         return 0
@@ -146,7 +146,7 @@ def _values(figure: SweepFigure) -> Sequence[float]:
 
 
 def _draw_values(drawing: Drawing, axis: SweepAxis, xs: Sequence[float], bottom: float) -> None:
-    """Draw as many values below the axis as fit, and its label."""
+    """Draw as many values below the axis as fit, and the axis label."""
     taken = -math.inf
     for x, text in zip(xs, axis.texts, strict=True):
         drawing.line((x, _TOP), (x, bottom), "grid")
@@ -160,7 +160,7 @@ def _draw_values(drawing: Drawing, axis: SweepAxis, xs: Sequence[float], bottom:
 FORMS = ("svg", "pdf")
 COLUMN_IN, PAGE_IN = 3.4, 7.0  # widths of a column and of a page, inches
 MISSING = "sweep.svg and sweep.pdf need matplotlib: pip install 'scale-across-testbed[figures]'"
-# distinguishable with colour blindness (Okabe and Ito 2008), as on pages
+# distinguishable with colour blindness (Okabe and Ito 2008), and the same as on pages
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 PATTERNS = ("-", "--", "-.", ":")
 MARKS = ("o", "s", "^", "D", "v", "P")
@@ -264,7 +264,7 @@ def _draw_marks(
     *,
     lines: bool,
 ) -> None:
-    """Draw measurements with intervals, hollow if untrusted; without lines also the model, as small points."""
+    """Draw measurements with intervals, hollow if untrusted; without lines, also predictions as small points."""
     number, factor = place
     mark = MARKS[number % len(MARKS)]
     label = None if lines else one.name
@@ -333,7 +333,7 @@ def _draw_maps(figure: Any, maps: Maps) -> None:
 
 
 def _few(some: Sequence[Any], most: int = 6) -> list[Any]:
-    """Return evenly spaced elements, starting with the first, at most `most`."""
+    """Return at most `most` evenly spaced elements, starting with the first."""
     return list(some)[:: -(-len(some) // most)]
 
 

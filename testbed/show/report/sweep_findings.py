@@ -1,4 +1,4 @@
-"""Findings of a sweep in sentences, and the series that sentences and charts use."""
+"""The findings of a sweep in sentences, and the series that sentences and charts use."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def describe_sweep(sweep: Sweep) -> list[str]:
 
 
 def _describe_curves(curves: Curves, error: float) -> Iterator[str]:
-    """error: worst relative error of the model here, below which it cannot distinguish figures."""
+    """Describe curves; `error` is the model's worst relative error here, which limits distinctions."""
     axis = curves.axis
     if axis.numbers is None:
         yield from _describe_points(axis, curves.series)
@@ -49,7 +49,7 @@ def _describe_curves(curves: Curves, error: float) -> Iterator[str]:
 
 
 def _regions(axis: SweepAxis, series: Sequence[Series], error: float) -> list[str]:
-    """Describe which line is the fastest over which range; where steps are unequal work, which gets most done."""
+    """Describe which line is fastest over which range, or does the most work per time if steps are unequal work."""
     equal = all(have_same_steps(_at(series, index).values()) for index in range(len(axis.texts)))
     fastest = [(_fastest(series, index, error), text) for index, text in enumerate(axis.texts)]
     known = [(name, text) for name, text in fastest if name is not None]
@@ -95,7 +95,7 @@ def _fastest(series: Sequence[Series], index: int, error: float) -> str | None:
 
 
 def _describe_widest_gap(axis: SweepAxis, series: Sequence[Series]) -> str | None:
-    """Describe where the fastest and the slowest line are farthest apart."""
+    """Describe the value where the fastest and the slowest line are farthest apart."""
     gaps = []
     for index, text in enumerate(axis.texts):
         works = _at(series, index)
@@ -193,7 +193,7 @@ def _describe_maps(maps: Maps) -> Iterator[str]:
 
 
 def _comparable(figures: Mapping[Key, SweepFigure]) -> dict[Key, Work]:
-    """Return comparable figures: measured if all are, without untrusted ones; else all by the model."""
+    """Return comparable figures: measured ones if all are measured, without untrusted ones; else predictions."""
     if all(figure.measured for figure in figures.values()):
         return {key: figure.done for key, figure in figures.items() if not figure.untrusted}
     return {key: figure.predicted_work for key, figure in figures.items()}
@@ -208,7 +208,7 @@ def _misfits(sweep: Sweep) -> Iterator[str]:
 
 
 def _describe_accuracy(sweep: Sweep) -> str:
-    """Describe what was measured, its verdict, and the model's error."""
+    """Describe the measurements, their verdict, and the model's error."""
     pairs = _measured(sweep)
     if not pairs:
         return "By the model alone; --confirm N measures N of the points on the emulated network."
@@ -239,7 +239,7 @@ def _measured(sweep: Sweep) -> list[tuple[SweepFigure, Measured]]:
 
 
 def caption(sweep: Sweep) -> str:
-    """Return a caption for a paper: what is shown, how it was obtained, versions, verdict."""
+    """Return a caption for a paper: the content, how it was obtained, versions, and the verdict."""
     shown = arrange_series(sweep)
     if isinstance(shown, Curves):
         parts = [f"Step time of {sweep.scenario} against {axis_text(shown.axis)}."]
@@ -270,7 +270,7 @@ def caption(sweep: Sweep) -> str:
 
 
 def axis_text(axis: SweepAxis) -> str:
-    """Return an axis' name for a sentence, without its unit."""
+    """Return an axis name for a sentence, without its unit."""
     return axis.label.removesuffix(f" ({axis.unit})")
 
 
@@ -280,10 +280,10 @@ def _sentence(words: str) -> str:
 
 @dataclass(frozen=True)
 class Series:
-    """Figures of one variant, and of one value of the other axis if that has words.
+    """The figures of one variant, and of one value of the other axis if that axis has words.
 
-    by_index: by index of the axis' value. colour, pattern: numbers from 0; lines of one variant share a colour where
-    patterns distinguish the words.
+    `by_index` has figures by index of the axis value. `colour` and `pattern` are numbers from 0; lines of one variant
+    share a colour if patterns distinguish the words.
     """
 
     name: str
@@ -294,7 +294,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Curves:
-    """Lines along an axis; points if its values are words."""
+    """Lines along an axis, or points if the axis values are words."""
 
     axis: SweepAxis
     series: Sequence[Series]
@@ -310,7 +310,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Maps:
-    """A panel per variant. across: the first axis. upwards: the second."""
+    """A panel per variant; `across` is the first axis, and `upwards` the second."""
 
     across: SweepAxis
     upwards: SweepAxis

@@ -1,4 +1,4 @@
-"""The result of a run on a terminal or in a log: a table, failed invariants, where the report is."""
+"""The result of a run on a terminal or in a log: a table, failed invariants, and the path of the report."""
 
 from __future__ import annotations
 
@@ -107,14 +107,14 @@ def _calibrated(run_dir: Path) -> str:
 
 
 def print_training_steps(counts: Iterable[int], console: Console) -> None:
-    """Print how many training steps the figures cover, if not one."""
+    """Print how many training steps the figures cover, unless it is one."""
     for count in dict.fromkeys(counts):
         if count > 1:
             console.print(f"All figures are for {count} consecutive training steps.")
 
 
 def print_not_emulated(dimensions: Iterable[str], console: Console) -> None:
-    """Print which traffic of training steps stays inside ranks, each kind once."""
+    """Print which traffic of training steps stays inside ranks, with each kind once."""
     for what in dict.fromkeys(dimensions):
         console.print(_sentence("Inside each rank, not emulated: ", what))
 
@@ -127,7 +127,7 @@ def print_refusal(result: Result, console: Console) -> None:
 
 
 def _print_failing(variants: Sequence[Variant], console: Console) -> None:
-    """Print the worst variants first; of many reasons a few, and the number of others."""
+    """Print failing variants, the worst first; if there are many reasons, print a few and the number of others."""
     first, more = reasons(variants)
     for variant, invariant in first:
         status = variant.verdict.status
@@ -152,7 +152,7 @@ def _sentence(start: str, rest: str) -> Text:
 
 
 def _emphasised(status: str) -> str:
-    """Capitalise the one verdict that must not be overlooked, also without colour."""
+    """Capitalise the one verdict that must not be overlooked, so that it stands out without colour."""
     return status.upper() if status == "untrusted" else status
 
 
@@ -165,7 +165,7 @@ def _table(result: Result, wide: bool, ascii_only: bool) -> Table:
         show_edge=False,
         pad_edge=False,
     )
-    # Figures stay whole; long names wrap in a narrow terminal.
+    # Figures are never wrapped; long names wrap in a narrow terminal.
     table.add_column("variant", overflow="fold")
     for heading in ("step time", "compute", "exposed\ncomm", "WAN bytes\n(expected)"):
         table.add_column(heading, justify="right", no_wrap=True, overflow="fold")

@@ -1,7 +1,7 @@
 """Drawing of the network of a run: buildings with their hosts, and the WAN links between them.
 
-Figures are real ones; tooltips add emulated ones. Each link is drawn as two lines, one per direction (traffic keeps to
-the right). A line is thicker and warmer the more of its capacity a step of the shown variant used.
+Figures are real; tooltips add emulated ones. Each link is drawn as two lines, one per direction (traffic keeps to the
+right). The more of its capacity a step of the shown variant used, the thicker and warmer a line is.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _APART = 62.0
 _CLOSE = 30.0
 """Distance between parallel links with a label each, and with one label for all."""
 _LABELLED_PLANES = 4
-# Heads for the eight directions a line can have on the page, from east clockwise (y grows downwards).
+# Arrow heads for the eight directions that a line can have on the page, clockwise from east (y grows downwards).
 _ARROWS = "→↘↓↙←↖↑↗"
 
 LOAD_CLASSES = (("load-idle", 0.01), ("load-low", 0.5), ("load-medium", 0.8), ("load-high", math.inf))
@@ -47,7 +47,7 @@ LOAD_CLASSES = (("load-idle", 0.01), ("load-low", 0.5), ("load-medium", 0.8), ("
 
 @dataclass(frozen=True)
 class _Route:
-    """The place of one WAN link: parallel to the line between two buildings' centres, `shift` to its right."""
+    """The position of one WAN link: parallel to the line between two buildings' centres, `shift` to its right."""
 
     link: JsonObject
     a: Box
@@ -55,7 +55,7 @@ class _Route:
     shift: float
 
     def visible(self, more: float = 0.0) -> Line:
-        """Return the part between the buildings' walls of the link's line, or of one `more` to its right."""
+        """Return the part of the link's line between the buildings' walls, or of a line `more` to its right."""
         line = Line(complex(self.a.x, self.a.y), complex(self.b.x, self.b.y)).shifted(self.shift + more)
         return between_walls(line, self.a, self.b)
 
@@ -84,7 +84,7 @@ def network_drawing(
 ) -> Drawing:
     """Draw buildings, hosts (name, building, ip, rank) and links (a, b, plane, both directions) of a manifest.
 
-    used: use per step; empty to show none. Narrow drawings of more than two buildings have no labels.
+    `used` is the utilisation per step; empty to show none. Narrow drawings of more than two buildings have no labels.
     """
     hosts = hosts_by_building(fabric)
     pairs: dict[frozenset[str], list[JsonObject]] = defaultdict(list)
@@ -138,7 +138,7 @@ def _role(host: JsonObject) -> str:
 
 
 def _dots(hosts: int, buildings: int, width: float) -> int:
-    """Return how many hosts are in a row as dots; 0 to show hosts by name."""
+    """Return the number of hosts per row if they are drawn as dots; 0 to show hosts by name."""
     narrow = width < CHART_WIDTH
     if hosts > _LISTED_HOSTS or (narrow and buildings > 2):
         return _DOTS_PER_ROW_ON_PHONES if narrow and buildings > 2 else _DOTS_PER_ROW
@@ -162,7 +162,7 @@ def _place_buildings(
 ) -> tuple[dict[str, Box], float]:
     """Place buildings on an ellipse that fills the drawing; return them and the drawing's height.
 
-    Walls are long enough for `bundle` parallel links with a label each. In a narrow drawing two buildings are stacked.
+    Walls are long enough for `bundle` parallel links with a label each. In a narrow drawing, two buildings are stacked.
     """
     count, narrow = len(hosts), width < CHART_WIDTH
     sizes = {name: _box_size(own, _dots(len(own), count, width)) for name, own in hosts.items()}
@@ -232,7 +232,7 @@ def _draw_building(drawing: Drawing, name: str, box: Box, hosts: list[JsonObject
 
 
 def _routes(links: list[JsonObject], boxes: dict[str, Box], spacing: float) -> list[_Route]:
-    """Place the links of one pair of buildings in parallel, `spacing` apart or closer where walls are short."""
+    """Place the links of one pair of buildings in parallel, `spacing` apart or closer if walls are short."""
     first, second = boxes[links[0]["a"]], boxes[links[0]["b"]]
     if spacing < _APART:
         room = 0.8 * min(first.height, second.height, first.width, second.width)
@@ -240,7 +240,7 @@ def _routes(links: list[JsonObject], boxes: dict[str, Box], spacing: float) -> l
     routes = []
     for index, link in enumerate(links):
         shift = (index - (len(links) - 1) / 2) * spacing
-        # Links of one pair may name its buildings in either order, which must not affect their place.
+        # Links of one pair may name its buildings in either order, which must not affect their position.
         same_order = link["a"] == links[0]["a"]
         routes.append(_Route(link, boxes[link["a"]], boxes[link["b"]], shift if same_order else -shift))
     return routes
@@ -281,7 +281,7 @@ def _draw_label(
     *,
     name_planes: bool,
 ) -> Box:
-    """Label a bundle of equal links where it covers least; return the label's box."""
+    """Label a bundle of equal links where the label covers least; return the label's box."""
     middle = sum(route.shift for route in bundle) / len(bundle)
     line = bundle[0].visible(middle - bundle[0].shift)
     lines = _label_lines(scale, bundle, line, used, name_planes)
@@ -344,7 +344,7 @@ def _shares_text(uses: list[JsonObject | None]) -> str:
 
 
 def _figures(scale: Scale, direction: JsonObject) -> str:
-    """Return rate and delay of one direction, with jitter and loss if any; real units."""
+    """Return rate and delay of one direction, with jitter and loss if any, in real units."""
     parts = [
         rate_text(scale.real_bps(direction["rate_bps"])),
         time_text(scale.real_s(direction["delay_s"])),

@@ -53,7 +53,7 @@ def _dot(topology: Topology) -> str:
 
 
 def _mermaid(topology: Topology) -> str:
-    """Draw a flow chart, which GitHub renders in Markdown. Names have only letters, digits and dashes."""
+    """Draw a flow chart, which GitHub renders in Markdown; names have only letters, digits and dashes."""
     lines = ["flowchart LR"]
     for building in topology.buildings:
         if building.is_transit:

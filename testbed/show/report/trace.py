@@ -1,12 +1,11 @@
 """Timeline and counters of a run in the Chrome trace format, for https://ui.perfetto.dev.
 
-Format: "Trace Event Format" (Chromium project), complete events `ph: X` with `ts` and `dur` in microseconds,
-flow events `ph: s` and `f` for messages, counters `ph: C`.
-A process is a rank, a thread is a stream of operations. Viewers require the events of one thread to nest, so
-concurrent collectives without their own streams are spread over as many threads as needed.
-Perfetto uses whole nanoseconds and drops events that fail to nest by a single one, so both ends of an event are
-rounded, not its length. It also draws an arrow from whichever end began first. A receive posted before its send
-therefore has an inner event `arriving`, where the arrow ends.
+The format is "Trace Event Format" (Chromium project): complete events `ph: X` with `ts` and `dur` in microseconds, flow
+events `ph: s` and `f` for messages, and counters `ph: C`. A process is a rank, a thread is a stream of operations.
+Viewers require the events of one thread to nest, so concurrent collectives without their own streams are spread over as
+many threads as needed. Perfetto uses whole nanoseconds and drops events that fail to nest by a single one, so both ends
+of an event are rounded, not its length. It also draws an arrow from whichever end began first. A receive posted before
+its send therefore has an inner event `arriving`, where the arrow ends.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ from testbed.show.report.run_data import RECEIVE, WHOLE_STEP, RunData, is_commun
 from testbed.show.report.svg import pack_rows
 from testbed.show.report.utilisation import link_rates, utilisation_between
 
-# Perfetto takes a thread whose number is its process's, or 0, for the process's main thread and merges both.
-# So streams have numbers that no rank has.
+# Perfetto treats a thread with its process's number, or 0, as the process's main thread and merges both. So streams
+# have numbers that no rank has.
 STEP_STREAM = 100_000
 COMPUTE_STREAM = STEP_STREAM + 1
 FIRST_COMMUNICATION_STREAM = STEP_STREAM + 2
@@ -69,7 +68,7 @@ def trace_events(samples: Iterable[Sample]) -> list[JsonObject]:
 
 
 def _rows(samples: Sequence[Sample]) -> list[str]:
-    """Return each sample's stream, or one of as many rows as needed."""
+    """Return each sample's stream, or, without a stream, one of as many rows as needed."""
     loose = [index for index, sample in enumerate(samples) if not sample.stream]
     rows = pack_rows([(samples[index].start_s, samples[index].end_s) for index in loose])
     names = {index: f"communication {row:02}" for index, row in zip(loose, rows, strict=True)}
@@ -77,7 +76,7 @@ def _rows(samples: Sequence[Sample]) -> list[str]:
 
 
 def write_trace(data: RunData, path: Path) -> Path:
-    """Write the trace of a run, operations and counters, and return its path. Raises BadResult."""
+    """Write a run's trace with operations and counters, and return its path; raise BadResult if the run is broken."""
     events = [*trace_events(data.samples), *counter_events(data)]
     trace = {"traceEvents": events, "displayTimeUnit": "ms"}
     # Perfetto does not decode escaped characters.
@@ -127,7 +126,7 @@ Point = tuple[float, float]
 
 
 def counter_events(data: RunData) -> list[JsonObject]:
-    """Return utilisation, queue, drops and losses per WAN direction, and each connection's window. Raises BadResult."""
+    """Return utilisation, queue, drops and losses per WAN direction, and connections' windows; may raise BadResult."""
     if not data.samples:
         return []
     begin_s = min(sample.start_s for sample in data.samples)
@@ -155,7 +154,7 @@ def counter_events(data: RunData) -> list[JsonObject]:
 
 
 def value_changes(points: Iterable[Point], begin_s: float, end_s: float) -> list[Point]:
-    """Keep the points where the value changes, from begin_s to end_s, starting with the value at begin_s."""
+    """Keep the points at which the value changes, from `begin_s` to `end_s`, starting with the value at `begin_s`."""
     found: list[Point] = []
     for moment_s, value in points:
         if moment_s <= begin_s:
@@ -166,7 +165,7 @@ def value_changes(points: Iterable[Point], begin_s: float, end_s: float) -> list
 
 
 def window_points(readings: Iterable[SocketReading]) -> Iterator[tuple[SocketReading, list[Point]]]:
-    """Yield, for each connection whose window changed, one of its readings and its window in segments over time."""
+    """Yield, for each connection whose window changed, one of its readings, and its window in segments over time."""
     own: dict[tuple[int, ...], list[SocketReading]] = defaultdict(list)
     for reading in readings:
         own[reading.rank, reading.peer, reading.channel, reading.dscp].append(reading)
@@ -176,7 +175,7 @@ def window_points(readings: Iterable[SocketReading]) -> Iterator[tuple[SocketRea
 
 
 def _counters(process: int, name: str, unit: str, points: Iterable[Point]) -> Iterator[JsonObject]:
-    """Yield counter events; viewers show name and unit together: "queue bytes"."""
+    """Yield counter events; viewers show name and unit together, as in "queue bytes"."""
     for moment_s, value in points:
         yield {
             "ph": "C",

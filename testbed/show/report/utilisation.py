@@ -15,7 +15,7 @@ from testbed.show.report.svg import CHART_WIDTH, Axis, Drawing
 from testbed.spec.units import percent_text, rate_text, size_text
 
 _MOST_POINTS = 600
-# Room for a link's name on the left and figures on the right, on wide pages and on phones.
+# Space for a link's name on the left and figures on the right, on wide pages and on phones.
 _LABEL_ROOM, _LABEL_ROOM_ON_PHONES = 190, 112
 _FIGURE_ROOM, _FIGURE_ROOM_ON_PHONES = 160, 66
 _AXIS_ROOM = 26
@@ -114,7 +114,7 @@ def _draw_measured_steps(drawing: Drawing, data: RunData, axis: Axis, top: float
 
 
 def _draw_events(drawing: Drawing, data: RunData, axis: Axis, top: float, bottom: float) -> None:
-    """Draw a line where an event begins, a dashed one where it ends."""
+    """Draw a line where an event begins, and a dashed line where it ends."""
     for entry in data.events:
         if entry["time_s"] is None or not axis.low <= entry["time_s"] <= axis.high:
             continue
@@ -143,9 +143,9 @@ def _draw_link_label(
 
 
 class LinkRates:
-    """The real rate of one WAN direction over a run: between steps, that of the variant whose step is nearer in time.
+    """The real rate of one WAN direction over a run; between steps, that of the variant whose step is nearest.
 
-    turns: (begin, end, rate) of each measured step in order of time; the rate is 0 if the variant has no such link.
+    `turns` has (begin, end, rate) of each measured step in time order; the rate is 0 if the variant has no such link.
     """
 
     def __init__(self, turns: Sequence[tuple[float, float, float]]) -> None:
@@ -189,7 +189,7 @@ def link_rates(data: RunData, key: LinkKey) -> LinkRates:
 def utilisation_between(counters: LinkCounters, rates: LinkRates, most: int | None = None) -> list[Interval]:
     """Return the utilisation between samples of a cumulative counter, relative to the rate at their midpoint.
 
-    More than `most` readings are thinned, which averages over longer intervals and loses no byte.
+    If there are more than `most` readings, they are thinned, which averages over longer intervals and loses no byte.
     """
     every = 1 if most is None else -(-len(counters.times_s) // most) or 1
     points = list(zip(counters.times_s, counters.sent_bytes, strict=True))[::every]

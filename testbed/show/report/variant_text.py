@@ -13,14 +13,14 @@ from testbed.prediction.step_flops import StepWork
 from testbed.show.report.serving import describe_requests
 from testbed.spec.units import per_second_text, percent_text, time_text
 
-# Ratios closer to one than this count as equal: well below what a handful of trials can distinguish.
+# Ratios closer to one than this count as equal. This is well below what a few trials can distinguish.
 _SAME_WITHIN = 0.005
 _SAME_LOAD_WITHIN = 0.02
-_LIKE_MEDIAN = 0.02  # a ratio of medians that differs more from the ratio of all work is also given
-_FEW = 4  # number of variants up to which a sentence names all
+_LIKE_MEDIAN = 0.02  # if the ratio of medians differs by more from the ratio of all work, both are given
+_FEW = 4  # number of variants up to which a sentence names all of them
 LEAST_PAIRS = 3
 # Student's t at 0.975 for 1, 2, ... 30 degrees of freedom (two-sided 95 %), from any table.
-# SciPy would be a 143 MB dependency, and importing scipy.stats takes a second, for thirty numbers.
+# For thirty numbers, SciPy would be a 143 MB dependency, and importing scipy.stats takes a second.
 _T_975 = (
     *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
     *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
@@ -29,7 +29,7 @@ _T_975 = (
 
 
 def opening_sentences(variants: Sequence[Variant]) -> list[str]:
-    """Return the first sentences of a run's page: how variants compare, or the only one's step time."""
+    """Return the first sentences of a run's page: a comparison of variants, or the only variant's step time."""
     served = [words for one in variants for words in describe_requests(one.name, one.serving)]
     if served:
         return [*served, *(comparisons(variants) if len(variants) > 1 else ())]
@@ -43,9 +43,9 @@ def opening_sentences(variants: Sequence[Variant]) -> list[str]:
 def comparisons(variants: Sequence[Variant]) -> list[str]:
     """Compare the variant with the most work per time to each of the others, one sentence each.
 
-    Only variants whose steps work on the same are compared; a sentence says so where they do not. Sentences also say
-    where a verdict forbids a comparison, or where step times overlap. For variants that serve requests a step takes as
-    long as the requests keep coming, so latencies are compared, between variants with the same load.
+    Only variants with the same workload are compared; otherwise a sentence says that they are not. Sentences also say
+    if a verdict forbids a comparison, or if step times overlap. For variants that serve requests, a step takes as long
+    as requests keep arriving. So their latencies are compared, between variants with the same load.
     """
     by_workload: dict[str, list[Variant]] = {}
     for variant in variants:
@@ -61,7 +61,7 @@ def comparisons(variants: Sequence[Variant]) -> list[str]:
 
 
 def _explain_not_compared(by_workload: Mapping[str, Sequence[Variant]]) -> str:
-    """Explain that variants are not compared because their steps work on different things."""
+    """Explain that variants are not compared because their workloads differ."""
     each = "; ".join(f"{_names(own)} ({words})" for words, own in by_workload.items())
     return f"Not compared, since their steps are different work: {each}."
 
@@ -73,9 +73,9 @@ def _names(variants: Sequence[Variant]) -> str:
 
 
 def _latencies(variants: Sequence[Variant]) -> list[str]:
-    """Compare latencies with the variant of the least 99th percentile, for variants with the same load.
+    """Compare latencies with the variant that has the lowest 99th percentile, for variants with the same load.
 
-    Latencies are of answered requests. A variant that loses more than one in a hundred has no such percentile.
+    Latencies are those of answered requests. A variant that loses more than 1 % of requests has no such percentile.
     """
     known = [(variant, variant.serving) for variant in variants if variant.serving is not None]
     (best, least), *others = sorted(known, key=lambda one: _p99_s(one[1]))
@@ -97,7 +97,7 @@ def _latencies(variants: Sequence[Variant]) -> list[str]:
 
 
 def _p99_s(found: Serving) -> float:
-    """Return the 99th percentile over all requests that count; infinite if more than 1 % were never answered."""
+    """Return the 99th percentile over all counted requests; infinite if more than 1 % were never answered."""
     return math.inf if found.lost > 0.01 * (found.requests + found.lost) else found.latency.p99
 
 
@@ -111,12 +111,12 @@ def _refusal(one: Variant, other: Variant) -> str:
 
 
 def speedup(one: Variant, other: Variant) -> float:
-    """Return the ratio of work per time, `one` over `other`; both work on the same."""
+    """Return the ratio of work per time, `one` over `other`; both must have the same workload."""
     return one.done.per_second / other.done.per_second
 
 
 def _comparison(best: Variant, other: Variant) -> str:
-    """Compare two variants in one sentence; the best does no less in the same time."""
+    """Compare two variants in one sentence; `best` does at least as much work in the same time."""
     if refusal := _refusal(best, other):
         return refusal
     ratio = speedup(best, other)
@@ -146,7 +146,7 @@ def _same_steps_words(best: Variant, other: Variant, ratio: float) -> str:
 
 
 def _confidence_text(best: Variant, other: Variant) -> str:
-    """Return the confidence in the ratio, from both variants' steps: the end of a sentence with an open bracket."""
+    """Return the ratio's confidence, from both variants' steps, as the end of a sentence with an open bracket."""
     here, there = (
         [seconds / variant.done.per_step for seconds in variant.step_time_s.samples]
         for variant in (best, other)
@@ -160,7 +160,7 @@ def _confidence_text(best: Variant, other: Variant) -> str:
 
 
 def speedup_interval(quick: Sequence[float], slow: Sequence[float]) -> tuple[float, float] | None:
-    """Return Student's 95 % interval of the geometric mean of slow over quick, trial by trial; None below three."""
+    """Return Student's 95 % interval of the geometric mean of slow over fast, trial by trial; None below three."""
     if len(quick) != len(slow) or not LEAST_PAIRS <= len(quick) <= len(_T_975) + 1:
         return None
     logs = [math.log(there / here) for here, there in zip(quick, slow, strict=True)]
@@ -175,9 +175,9 @@ def half_width(values: Sequence[float]) -> float:
 
 
 def student_975(freedom: float) -> float:
-    """Return Student's t at 0.975 for at least one degree of freedom; beyond the table its last, larger, value.
+    """Return Student's t at 0.975 for at least one degree of freedom; beyond the table, its last (larger) value.
 
-    Interpolates linearly in 1/freedom, which is within 0.3 % from three degrees on.
+    Values are interpolated linearly in 1/freedom, which is within 0.3 % from three degrees of freedom on.
     """
     freedom = min(max(freedom, 1.0), float(len(_T_975)))
     below, above = math.floor(freedom), math.ceil(freedom)
@@ -190,7 +190,7 @@ def student_975(freedom: float) -> float:
 def deviation(wan_bytes: Bytes) -> float | None:
     """Return the relative deviation of observed from expected WAN bytes; None if they are equal.
 
-    Both were multiplied by `size_scale` and rounded, so equal means within one in a million.
+    Both were multiplied by `size_scale` and rounded, so values within one in a million count as equal.
     """
     difference = float(wan_bytes.observed - wan_bytes.expected) / max(float(wan_bytes.expected), 1.0)
     return None if abs(difference) <= 1e-6 else difference
@@ -202,7 +202,7 @@ def deviation_text(share: float) -> str:
 
 
 def rates_text(rates: Rates) -> str:
-    """Format rates, such as: 32,760 tokens/s, 4 sequences/s, MFU 20.1 %."""
+    """Format rates, such as "32,760 tokens/s, 4 sequences/s, MFU 20.1 %"."""
     parts = [f"{per_second_text(rates.tokens_per_s)} tokens/s"]
     if rates.sequences_per_s:  # older searches did not count them
         parts.append(f"{per_second_text(rates.sequences_per_s)} sequences/s")
@@ -210,7 +210,7 @@ def rates_text(rates: Rates) -> str:
 
 
 def describe_rates(variant: Variant) -> str:
-    """Describe a variant's rates; empty if its figures must not be used, or step times say it all."""
+    """Describe a variant's rates; empty if its figures must not be used, or if step times are sufficient."""
     done = variant.done
     if variant.verdict.status == "untrusted" or not (variant.rates or done.with_stalls):
         return ""
@@ -221,7 +221,7 @@ def describe_rates(variant: Variant) -> str:
 
 
 def elapsed_text(done: Work) -> str:
-    """Name the time that a variant's rates cover, if it is more than its steps."""
+    """Describe the time that a variant's rates cover, if it is more than its steps."""
     if not done.with_stalls:
         return ""
     without_replicas = (

@@ -1,1 +1,1 @@
-"""A job as data: placement of ranks, their plans, and the traffic declared to the network. Nothing runs here."""
+"""A job as data: the placement of ranks, their plans, and the traffic declared to the network. Nothing runs here."""

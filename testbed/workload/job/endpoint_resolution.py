@@ -1,6 +1,7 @@
-"""From a scenario's transport and topology to the endpoints of a job's ranks, its declared traffic and socket rules.
+"""The endpoints of a job's ranks, its declared traffic and its socket rules, from a scenario's transport and topology.
 
-Also the hosts with background traffic. Traffic is declared to the network's policy before the first packet.
+The module also resolves hosts with background traffic. Traffic is declared to the network's policy before the first
+packet.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ BACKGROUND_PORTS = 5_000
 
 
 def endpoints_on(topology: Topology, hosts: Sequence[Host], pids: Mapping[str, int]) -> list[RankEndpoint]:
-    """Return one rank on each of these hosts. `pids` has a process in the namespace of each host."""
+    """Return one rank on each of these hosts; `pids` has a process in the namespace of each host."""
     index = {building.name: building.index for building in topology.buildings}
     return [
         RankEndpoint(rank, host.name, index[host.building], host.ip, pids[host.name])
@@ -71,7 +72,7 @@ def loopback_endpoints(ranks: int) -> Iterator[list[RankEndpoint]]:
 
 
 def options_of(spec: TransportSpec, scale: Scale) -> dict[str, Any]:
-    """Return the emulated options of a transport: its own keys of `transport`, and `options`. Raises PluginError."""
+    """Return a transport's emulated options: its own keys of `transport`, and `options`; may raise PluginError."""
     kind = TRANSPORTS.find(spec.kind)
     with attribute_errors(f"transport {spec.kind}", source_file(kind)):
         own = {key: getattr(spec, key) for key in kind.config_keys}
@@ -82,7 +83,7 @@ def options_of(spec: TransportSpec, scale: Scale) -> dict[str, Any]:
 
 
 def multipath_of(spec: TransportSpec, hosts: Sequence[Host]) -> Multipath | None:
-    """Return MPTCP's additional subflows between the ranks on these hosts; None for none. The higher rank dials."""
+    """Return MPTCP's additional subflows between the ranks on these hosts, or None; the higher rank dials."""
     added = transport_kind(spec.kind, options_of(spec, Scale())).added_subflows
     if not added:
         return None
@@ -90,7 +91,7 @@ def multipath_of(spec: TransportSpec, hosts: Sequence[Host]) -> Multipath | None
 
 
 def wants_rdma(spec: TransportSpec) -> bool:
-    """Return whether hosts need NICs with RDMA verbs. Raises PluginError."""
+    """Return whether hosts need NICs with RDMA verbs; raise PluginError if a plug-in does not load."""
     return TRANSPORTS.find(spec.kind).verbs
 
 
@@ -109,11 +110,11 @@ def resolve_endpoints(
     Args:
         spec: The transport.
         scale: Scale of the emulation.
-        topology: The topology, emulated; None for ranks on this machine's loopback.
+        topology: The emulated topology; None for ranks on this machine's loopback.
         endpoints: Endpoint of each rank.
         seed: Seed of port numbers and operation costs.
-        timeout_s: Real seconds; None for the transport's own.
-        congestion_control: None for the kernel's.
+        timeout_s: Timeout in real seconds; None for the transport's own.
+        congestion_control: Congestion control; None for the kernel's.
         sockets: Socket settings by connection.
     """
     ranks = len(endpoints)
@@ -141,7 +142,7 @@ def resolve_endpoints(
 
 
 def software_of(spec: TransportSpec, scale: Scale) -> Software:
-    """Return the protocol, and its modelled cost where software takes no time of its own. Raises PluginError."""
+    """Return the protocol, and its modelled cost if software takes no real time; raise PluginError on failure."""
     modelled = modelled_software(spec, scale)
     if clock_here() == "free":
         return modelled
@@ -149,7 +150,7 @@ def software_of(spec: TransportSpec, scale: Scale) -> Software:
 
 
 def modelled_software(spec: TransportSpec, scale: Scale) -> Software:
-    """Return the protocol and its cost on real hosts, emulated. Raises PluginError."""
+    """Return the protocol and its emulated cost on real hosts; raise PluginError if a plug-in does not load."""
     cost, protocol = spec.software_cost, PROTOCOLS.find(spec.protocol)
     per_gigabyte_s = cost.per_gigabyte_s + (cost.copy_per_gigabyte_s if protocol.copies else 0.0)
     lazy = cost.registration.mode == LAZY and protocol.registers
@@ -171,7 +172,7 @@ def modelled_software(spec: TransportSpec, scale: Scale) -> Software:
 def _slots(spec: StagingSpec, scale: Scale) -> Slots:
     """Return the staging slots.
 
-    Chunks scale like messages, but packets do not: fewer chunks keep the same bytes in total.
+    Chunks scale like messages, but packets do not. So there are fewer chunks, with the same number of bytes in total.
     """
     wanted_bytes = scale.emulated_bytes(spec.chunk_bytes)
     chunk_bytes = max(min(spec.chunk_bytes, PACKET_BYTES), round(wanted_bytes))
@@ -185,12 +186,12 @@ def _registration(spec: RegistrationSpec, scale: Scale) -> Registration:
 
 
 def distances_of(topology: Topology, hosts: Sequence[Host]) -> tuple[tuple[str, ...], ...]:
-    """Return the distance of each rank to each rank."""
+    """Return the distance from each rank to each other rank."""
     tiered = {building.name for building in topology.buildings if building.clos is not None}
     known: dict[tuple[str, str], str] = {}
 
     def far(one: Host, other: Host) -> str:
-        # elsewhere the distance depends only on the buildings
+        # in other cases the distance depends only on the buildings
         racks = one.building == other.building and one.building in tiered
         pair = (one.name, other.name) if racks else (one.building, other.building)
         if pair not in known:
@@ -207,7 +208,7 @@ def background_hosts(
     congestion_control: str | None,
     seed: int,
 ) -> list[BackgroundHost]:
-    """Return every host with background traffic. `pid_of` returns a process in a host's network namespace."""
+    """Return every host with background traffic; `pid_of` returns a process in a host's network namespace."""
     hosts: dict[str, Host] = {host.name: host for host in topology.hosts}
     found = []
     for spec in specs:
@@ -247,7 +248,7 @@ def flows_of(
 ) -> list[Flow]:
     """Return the flow of each connection and direction, for one traffic class.
 
-    The higher rank of a pair dials. Traffic of a pair is assumed to be spread evenly over its connections.
+    The higher rank of a pair dials. A pair's traffic is assumed to be spread evenly over its connections.
 
     Args:
         wiring: Endpoints of the job.
@@ -280,7 +281,7 @@ def planned_rates(
 ) -> list[Planned]:
     """Return the rate that policy `te` plans for each flow between buildings.
 
-    All flows finish when the busiest link does.
+    With these rates, all flows finish when the busiest link does.
     """
     te = Te(detours=detours)
     rates_bps = te.planned_bps(View(topology, flows))
@@ -304,7 +305,7 @@ def socket_rules_of(
     Args:
         specs: The scenario's rules, in real figures.
         scale: Scale of the emulation.
-        topology: The topology, emulated; None on this machine's loopback, where no window needs a size.
+        topology: The emulated topology; None on this machine's loopback, where no window needs a size.
         hosts: Host of each rank.
         planned: Rates that the policy plans.
         link_engine: Link engine on which the job will run.

@@ -1,7 +1,7 @@
-"""How the ranks of a job are joined: addresses, transport, socket settings, background-traffic hosts. JSON-ready.
+"""The data that ranks need to join a job: addresses, transport, socket settings, background traffic. JSON-ready.
 
 Every rank's process imports this module, so it imports neither file models nor network plans.
-`testbed.workload.job.endpoint_resolution` makes one from a scenario.
+`testbed.workload.job.endpoint_resolution` creates these data from a scenario.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Planned = tuple[int, int, int, int, float]
 
 @dataclass(frozen=True)
 class SocketRule:
-    """Settings of some connections, in emulated figures; None leaves a setting alone, or matches everything."""
+    """Settings of some connections, in emulated figures; None leaves a setting unchanged, or matches everything."""
 
     dscps: tuple[int, ...] | None = None
     distance: str | None = None
@@ -65,8 +65,8 @@ class SocketRules:
 
     Attributes:
         rules: The rules.
-        bdp_bytes: Bandwidth-delay product per rank and peer, where a rule needs it.
-        planned: Rates that the policy plans, where a rule needs them.
+        bdp_bytes: Bandwidth-delay product per rank and peer, if a rule needs it.
+        planned: Rates that the policy plans, if a rule needs them.
     """
 
     rules: tuple[SocketRule, ...] = ()
@@ -76,7 +76,7 @@ class SocketRules:
     def settings(
         self, usual: SocketSettings, rank: int, peer: int, key: ConnectionKey, distance: str
     ) -> SocketSettings:
-        """Return the settings of this rank's end of a connection, given the defaults."""
+        """Return the settings for this rank's end of a connection, given the defaults."""
         found: dict[str, Any] = {}
         for rule in self.rules:
             if rule.fits(key.traffic.dscp, distance):
@@ -87,7 +87,7 @@ class SocketRules:
             return usual
         buffer_bytes = found.get("buffer_bytes")
         if buffer_bytes == BDP:
-            # one in flight, and one so that neither end waits for the other to read, acknowledge or wake up
+            # one product in flight, and one so that neither end waits for the other to read, acknowledge or wake up
             buffer_bytes = 2 * self.bdp_bytes[rank][peer]
         pacing_bps = found.get("pacing_bps")
         if pacing_bps == PLANNED:
@@ -101,7 +101,7 @@ class SocketRules:
         )
 
     def try_out(self, usual: SocketSettings) -> None:
-        """Raise TransportError for settings that this host's kernel refuses, before any connection is made."""
+        """Raise TransportError for settings that this host's kernel rejects, before any connection is opened."""
         for rule in self.rules:
             if rule.congestion_control is not None:
                 settings = replace(usual, congestion_control=rule.congestion_control)
@@ -115,7 +115,7 @@ SUBFLOW_PORT = 29_501  # MPTCP's second subflow to a rank; further subflows foll
 SOURCE_PORT_BASE, SOURCE_PORTS = 33_000, 19_997
 MAX_CHANNELS = 256
 BOOTSTRAP_TIMEOUT_S = 30.0
-THIS_NAMESPACE = 0  # instead of the pid of a process in a rank's network namespace
+THIS_NAMESPACE = 0  # used instead of the pid of a process in a rank's network namespace
 
 
 @dataclass(frozen=True)
@@ -132,24 +132,25 @@ class RankEndpoint:
 
 @dataclass(frozen=True)
 class JobEndpoints:
-    """All ranks of a job and how they connect. Figures are emulated.
+    """All ranks of a job and how they connect, in emulated figures.
 
     Attributes:
         token: Secret by which ranks of the job recognize each other.
         ranks: Endpoint of each rank.
         seed: Seed of port numbers and operation costs.
-        timeout_s: Time after which communication fails.
+        timeout_s: Time without progress after which communication fails.
         kind: Kind of transport.
         options: Options of the transport.
         bootstrap: How ranks find each other.
         congestion_control: Default congestion control; None for the kernel's.
         sockets: Socket settings by connection.
         distances: By rank, its distance to each rank.
-        software: Protocol and modelled cost of software; no cost where software takes real time.
+        software: Protocol and modelled cost of software; no cost if software takes real time.
         bdp_bytes: Per rank and peer, bytes in flight that fill the idle path.
         path_bps: Per rank and peer, rate of the path's narrowest link.
         round_trips_s: Per rank and peer, time of a packet and its acknowledgement on the idle path.
-        port_bps: Rate of each rank's NIC. This and the three before are set only for transports that need them.
+        port_bps: Rate of each rank's NIC. This attribute and the three before it are set only for transports that need
+            them.
     """
 
     token: str
@@ -176,7 +177,7 @@ class JobEndpoints:
     def source_port(self, rank: int, peer: int, key: ConnectionKey) -> int:
         """Return the local port of a connection that `rank` dials to `peer`, distinct for each connection of a pair.
 
-        Returns 0, for any port, where ranks share an address: there is no path to hash, and others use its ports as
+        The result is 0, for any port, if ranks share an address: there is no path to hash, and others use its ports as
         well.
         """
         size = len(self.ranks)
@@ -197,11 +198,11 @@ class JobEndpoints:
 
     @cached_property
     def transport(self) -> TransportKind:
-        """The kind of transport, with its options. Raises PluginError."""
+        """The kind of transport, with its options; raises PluginError if a plug-in does not load."""
         return transport_kind(self.kind, self.options)
 
     def look_up(self) -> None:
-        """Resolve all plug-ins once, before ranks are forked. Raises PluginError."""
+        """Resolve all plug-ins once, before ranks are forked; raise PluginError if one does not load."""
         _ = self.transport, BOOTSTRAPS.find(self.bootstrap), PROTOCOLS.find(self.software.protocol)
 
     def channels(self, rank: int, peer: int) -> int:
@@ -209,7 +210,7 @@ class JobEndpoints:
         return self.transport.channels(self.distance(rank, peer))
 
     def overhead(self, rank: int, peer: int) -> float:
-        """Return the bytes that the transport adds on the network for each byte between two ranks."""
+        """Return the overhead in bytes that the transport adds for each byte between two ranks."""
         return self.transport.overhead(self.distance(rank, peer))
 
     def connection(self, rank: int, peer: int, traffic: TrafficClass, channel: int) -> ConnectionKey:
@@ -219,7 +220,7 @@ class JobEndpoints:
     def settings(
         self, rank: int, peer: int, key: ConnectionKey, usual: SocketSettings | None = None
     ) -> SocketSettings:
-        """Return the socket settings of the end of a connection at `rank`. `usual` are the defaults."""
+        """Return the socket settings of the end of a connection at `rank`; `usual` are the defaults."""
         return self.sockets.settings(usual or SocketSettings(), rank, peer, key, self.distance(rank, peer))
 
     def slowest_byte_s(
@@ -255,7 +256,7 @@ class JoinedRank:
         sockets: The rank's sockets.
         transport: Transport to use: with protocol and modelled cost on top of the sockets, if any.
         bootstrap: How the ranks found each other.
-        costs: Costs of operations; None where they have none.
+        costs: Costs of operations; None if they have none.
     """
 
     sockets: SocketView
@@ -270,11 +271,11 @@ def join_job(wiring: JobEndpoints, rank: int, incarnation: int = 0) -> JoinedRan
     Args:
         wiring: Endpoints of the job.
         rank: This rank.
-        incarnation: How often this rank was lost and restarted before.
+        incarnation: Number of times that this rank was lost and restarted before.
 
     Raises:
-        TransportError: Ranks do not find each other, or the kernel refuses a socket setting.
-        PluginError: A plug-in does not load.
+        TransportError: If ranks do not find each other, or the kernel rejects a socket setting.
+        PluginError: If a plug-in does not load.
     """
     begun_s = time.monotonic()
     addresses_by_rank = [(endpoint.ip, endpoint.port) for endpoint in wiring.ranks]

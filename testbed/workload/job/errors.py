@@ -7,9 +7,9 @@ from testbed.spec.errors import ConfigError, Problem
 
 
 class RunError(TestbedError):
-    """A run that could not be completed; the message says which part failed, and how."""
+    """The error for a run that could not be completed; the message states which part failed, and how."""
 
 
 def wrong_workload(field: str, found: str, expected: str) -> ConfigError:
-    """Return an error for keys of a scenario's workload that do not fit together."""
+    """Return an error for incompatible keys of a scenario's workload."""
     return ConfigError([Problem("scenario", None, f"workload.{field}", found, expected)])

@@ -1,4 +1,4 @@
-"""From a scenario's events and `faults` to each rank's injected faults, and to replicas that are lost and restarted."""
+"""Each rank's injected faults, and replicas that are lost and restarted, from a scenario's events and `faults`."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def rank_faults_of(
     Args:
         events: The scenario's events.
         plan: The plan that events refer to.
-        seed: Seed of times that are drawn.
+        seed: Seed of random times.
         scale: Scale of the emulation.
-        source: File that holds the events, for errors.
+        source: File that has the events, for errors.
 
     Raises:
-        ConfigError: A rank has no such collective.
+        ConfigError: If a rank has no such collective.
     """
     found: list[RankFault] = []
     for index, event in enumerate(events):
@@ -84,7 +84,7 @@ def _fault_place(event: EventSpec, plan: JobPlan, source: str, index: int) -> in
 
 
 def _swap_place(event: EventSpec, plan: JobPlan, place: int, source: str, index: int) -> int:
-    """Return the collective to swap with: the group's next different one, else its last different one before.
+    """Return the collective to swap with: the group's next different one, or else its last different one before.
 
     Swapping equal collectives would go unnoticed.
     """
@@ -106,16 +106,16 @@ def _swap_place(event: EventSpec, plan: JobPlan, place: int, source: str, index:
 
 
 STATE_BYTES = 16  # per parameter: weight, gradient and Adam's state, see testbed.workload.memory
-ELEMENT_BYTES = 4  # in which state is sent
-LEAD_S = 0.01  # real; from when all ranks are ready until a step starts
-BEAT_S = 0.01  # of the virtual clock, as in testbed.measure.ranks.rank
+ELEMENT_BYTES = 4  # size of an element when state is sent
+LEAD_S = 0.01  # real time from when all ranks are ready until a step starts
+BEAT_S = 0.01  # alignment of steps under the virtual clock, as in testbed.measure.ranks.rank
 _FIELD = "parallelism.faults"
 
 
 def replication_of(
     scenario: Scenario, training: Training, scale: Scale, hosts: Sequence[str] = ()
 ) -> Replication | None:
-    """Return the replicas that may be lost and restarted; None where the scenario asks for none.
+    """Return the replicas that may be lost and restarted; None if the scenario requests none.
 
     Args:
         scenario: The scenario.
@@ -124,7 +124,7 @@ def replication_of(
         hosts: Name of each rank's host.
 
     Raises:
-        ConfigError: The scenario asks for something that such replicas do not support.
+        ConfigError: If the scenario requests something that such replicas do not support.
     """
     parallelism = scenario.workload.parallelism
     spec = parallelism.faults if parallelism is not None else None
@@ -184,7 +184,7 @@ def _killed_hosts(scenario: Scenario) -> set[str]:
 def replicas_of(mesh: Mesh) -> tuple[tuple[int, ...], ...]:
     """Return the ranks of each replica, in the order of their other coordinates.
 
-    Returns a single group where there is one replica, or a rank has several.
+    The result is a single group if there is one replica, or if a rank has several.
     """
     if mesh.inside[REPLICATE] > 1 or mesh.outside[REPLICATE] == 1:
         return (tuple(range(mesh.size)),)
@@ -192,12 +192,12 @@ def replicas_of(mesh: Mesh) -> tuple[tuple[int, ...], ...]:
 
 
 def spans_replicas(members: Sequence[int], replicas: Sequence[Sequence[int]]) -> bool:
-    """Return whether a group consists of the ranks at the same place in all replicas, in order."""
+    """Return whether a group consists of the ranks at the same position in all replicas, in order."""
     return any(tuple(members) == place for place in zip(*replicas, strict=True))
 
 
 def cross_replica_traffic(plan: JobPlan, replicas: Sequence[Sequence[int]]) -> Iterator[str]:
-    """Yield traffic between replicas, except collectives of the same place in all replicas."""
+    """Yield traffic between replicas, except collectives of ranks at the same position in all replicas."""
     of_rank = {rank: number for number, ranks in enumerate(replicas) for rank in ranks}
     for name, members in plan.groups:
         if len({of_rank[member] for member in members}) > 1 and not spans_replicas(members, replicas):
@@ -209,7 +209,7 @@ def cross_replica_traffic(plan: JobPlan, replicas: Sequence[Sequence[int]]) -> I
 
 
 def reduced_elements(plan: JobPlan, rank: int, replicas: Sequence[Sequence[int]]) -> int:
-    """Return the elements of gradients that a rank reduces with other replicas: as many as it has parameters."""
+    """Return the number of gradient elements that a rank reduces with other replicas: one per parameter."""
     return sum(
         operation.numel
         for operation in plan.ranks[rank]

@@ -45,7 +45,7 @@ from testbed.workload.plans.validation import check_plugin_algorithms
 from testbed.workload.schedules import implied_actions
 from testbed.workload.serving.request_plan import Serving
 
-# a search declares the same plan's traffic to many policies
+# a search declares the traffic of one plan to many policies
 _flows_cache: IdentityCache[list[Flow]] = IdentityCache(8)
 
 
@@ -56,7 +56,7 @@ class Job:
     Attributes:
         scenario: The scenario.
         scale: Scale of the emulation.
-        topology: The topology, emulated.
+        topology: The emulated topology.
         hosts: Hosts of the ranks, in rank order.
         workload: Every rank's plan.
         link_engine: Link engine on which the job will run.
@@ -89,9 +89,9 @@ class Job:
 
     @cached_property
     def wiring(self) -> JobEndpoints:
-        """How ranks connect, before they are in a namespace.
+        """The endpoints of the ranks, before they are in a namespace.
 
-        Sockets that ask for it get the rates that the policy plans.
+        Sockets that request it get the rates that the policy plans.
         """
         specs = self.scenario.transport.sockets
         planned: list[Planned] = []
@@ -115,14 +115,14 @@ class Job:
 
     @cached_property
     def replication(self) -> Replication | None:
-        """Replicas that fail and return, where the scenario has them. Raises ConfigError."""
+        """Replicas that fail and return, if the scenario has them; raises ConfigError if they are not supported."""
         training = self.workload.training
         if training is None:
             return None
         return replication_of(self.scenario, training, self.scale, [host.name for host in self.hosts])
 
     def as_executed(self, executed: ExecutedPlan | None) -> Job:
-        """Return the job with the plan that ranks executed, where that was decided during the step.
+        """Return the job with the plan that ranks executed, if the plan was decided during the step.
 
         Declared traffic stays the same.
         """
@@ -138,7 +138,7 @@ class Job:
 
     @property
     def unmodelled(self) -> tuple[str, ...]:
-        """Features of the scenario that the simulation does not model; a step with any has no prediction."""
+        """Features of the scenario that the simulation does not model; a step with such a feature has no prediction."""
         return unmodelled(self.scenario)
 
     def wan_bytes(self, algorithm: str) -> int:
@@ -168,7 +168,7 @@ def unmodelled(scenario: Scenario) -> tuple[str, ...]:
 
 
 def job_of(scenario: Scenario, scale: Scale, link_engine: str = NETEM) -> Job:
-    """Return the job of a scenario. Raises ConfigError where parallelism does not fit."""
+    """Return the job of a scenario; raise ConfigError if parallelism does not fit."""
     topology = scenario.topology.resolve(scale)
     workload = workload_of(scenario, topology, scale, link_engine)
     return Job(scenario, scale, topology, scenario.rank_hosts(topology), workload, link_engine)
@@ -181,8 +181,8 @@ class Workload:
     Attributes:
         itemsize: Bytes of an element on the wire.
         plan: The plans.
-        training: How the plan was made, where the scenario spreads a model over ranks.
-        serving: The requests that the plan answers, where it does.
+        training: How the plan was made, if the scenario spreads a model over ranks.
+        serving: The requests that the plan answers, if any.
     """
 
     itemsize: int
@@ -199,7 +199,7 @@ class Workload:
     def message_bytes(self) -> float:
         """The size of the largest messages between two ranks.
 
-        A ring sends an array in as many parts as there are members.
+        A ring divides an array into one part per member.
         """
         sizes = []
         for operation in (operation for own in self.plan.ranks for operation in own):
@@ -211,7 +211,7 @@ class Workload:
 
     @property
     def rank_bytes(self) -> float:
-        """The bytes that the busiest rank sends, or reduces, in a step; its arrays are about as large."""
+        """The bytes that the busiest rank sends or reduces in a step; its arrays are about as large."""
         sizes = [
             sum(op.numel for op in own if isinstance(op, Message | GroupCollective))
             for own in self.plan.ranks
@@ -230,17 +230,17 @@ class Workload:
 
     @property
     def start(self) -> JobPlan:
-        """The plan as far as it is known when a step starts."""
+        """The part of the plan that is known when a step starts."""
         dispatching = self.dispatching
         return self.plan if dispatching is None else replace(self.plan, ranks=dispatching.start.ranks)
 
     @property
     def dispatching(self) -> Dispatching | None:
-        """The dispatcher's inputs, where servers are chosen when requests arrive."""
+        """The dispatcher's inputs, if servers are chosen when requests arrive."""
         return None if self.serving is None else self.serving.dispatching
 
     def as_executed(self, executed: ExecutedPlan) -> Workload:
-        """Return the workload with the plan that ranks executed, where that was decided during the step."""
+        """Return the workload with the plan that ranks executed, if the plan was decided during the step."""
         assert self.serving is not None
         plan = replace(self.plan, ranks=executed.plan.ranks)
         serving = self.serving.as_executed(replace(executed, plan=plan))
@@ -249,7 +249,7 @@ class Workload:
     def pairs(self, algorithm: str) -> dict[int, Pairs]:
         """Return the payload bytes per ordered pair of ranks, by DSCP.
 
-        Collectives that name no algorithm use `algorithm`.
+        Collectives that do not name an algorithm use `algorithm`.
         """
         return self.plan.cached(("pairs", algorithm, self.itemsize), lambda: self._pairs(algorithm))
 
@@ -263,8 +263,8 @@ def workload_of(scenario: Scenario, topology: Topology, scale: Scale, link_engin
     """Return the workload of a scenario; scenario and topology are both in figures of `scale`.
 
     Raises:
-        ConfigError: Parallelism does not fit.
-        PluginError: A plug-in algorithm does not do what its collective promises.
+        ConfigError: If parallelism does not fit.
+        PluginError: If a plug-in algorithm does not do what its collective promises.
     """
     workload = _make_workload(scenario, topology, scale, link_engine)
     check_plugin_algorithms(workload.plan, scenario.algorithms)
@@ -299,7 +299,7 @@ def _is_idle(plan: JobPlan) -> bool:
 
 
 def unused_inputs(scenario: Scenario) -> list[str]:
-    """Return what traces and schedule files hold that no variant uses, in words. Raises TraceError, OSError."""
+    """Describe the content of traces and schedule files that no variant uses; may raise TraceError or OSError."""
     own = [scenario] if scenario.variants is None else [scenario.variant(name) for name in scenario.variants]
     return list(dict.fromkeys(item for one in own for item in _unused_of(one.workload)))
 

@@ -13,7 +13,7 @@ from testbed.workload.plan import JobPlan
 
 @dataclass(frozen=True)
 class Step:
-    """One step to run: algorithm and trial (negative for warm-up, which is not recorded)."""
+    """One step to run: its algorithm and trial (negative for warm-up, which is not recorded)."""
 
     variant: str
     algorithm: str
@@ -29,7 +29,7 @@ class JobSpec:
     plan: JobPlan
     steps: tuple[Step, ...]
     output: str
-    # elements of the collective that is run alone before the steps; 0 for none
+    # number of elements of the collective that is run alone before the steps; 0 for none
     calibration_numel: int = 0
     # number of calibration runs
     calibrations: int = 0
@@ -39,23 +39,23 @@ class JobSpec:
     telemetry_interval_s: float = 0.1
     # other jobs' hosts, busy from the first step on
     background_traffic: tuple[BackgroundHost, ...] = ()
-    # ranks of one process, each in its own thread
+    # number of ranks per process, each in its own thread
     ranks_per_process: int = 1
     # whether the job continues when a rank's process is killed, and readmits it when it returns
     survives_kills: bool = False
-    # replicas that may be lost and restarted; None where all ranks stay
+    # replicas that may be lost and restarted; None if all ranks stay
     replication: Replication | None = None
-    # inputs of the dispatcher that assigns requests on arrival; `plan` is what is known before
+    # inputs of the dispatcher that assigns requests on arrival; `plan` has the operations known before
     dispatching: Dispatching | None = None
     # injected faults
     rank_faults: tuple[RankFault, ...] = ()
 
 
 def plan_steps(variants: Mapping[str, str], trials: int, warmup: int, in_turns: bool) -> tuple[Step, ...]:
-    """Return the steps of all variants, warm-up first. `variants` maps each to its algorithm.
+    """Return the steps of all variants, warm-up first; `variants` maps each variant to its algorithm.
 
-    With `in_turns` variants are interleaved, in an order that reverses each trial, so that slow drifts affect all
-    equally. Otherwise variants run one after the other.
+    With `in_turns`, variants are interleaved in an order that reverses with each trial, so that slow drifts affect all
+    equally. Otherwise variants run one after another.
     """
     if not in_turns:
         return tuple(Step(*one, trial) for one in variants.items() for trial in range(-warmup, trials))
@@ -78,7 +78,7 @@ class RankFault:
         rank: The rank.
         action: As in events.
         step: Measured step in which it happens.
-        after_s: Start.
+        after_s: Start of the fault.
         for_s: Duration; None until the end of the variant.
         factor: Factor of compute time.
         delay_s: Delay of each operation's control part.
@@ -106,13 +106,13 @@ class Replication:
     Attributes:
         replicas: Ranks of each replica, in the order of their inner coordinates.
         policy: Policy of the coordinator, apart from its steps.
-        ring: Settings of the ring among replicas.
+        ring: Settings of the ring between replicas.
         heartbeat_s: Interval of heartbeats.
-        state_elements: By inner coordinate, elements of 4 bytes that a restarted rank fetches over the network.
+        state_elements: By inner coordinate, number of 4-byte elements that a restarted rank fetches over the network.
         dscp: DSCP of that traffic.
         silent: Ranks that may be lost with their machines, so that their connections do not close.
-        checkpoint_elements: Like `state_elements`, for what goes to the next replica with each checkpoint; empty for
-            none.
+        checkpoint_elements: Like `state_elements`, for the data that is sent to the next replica with each checkpoint;
+            empty for none.
     """
 
     replicas: tuple[tuple[int, ...], ...]

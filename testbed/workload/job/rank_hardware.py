@@ -1,4 +1,4 @@
-"""Each rank's accelerator, its host's or the workload's, and how much slower it is than the reference."""
+"""Each rank's accelerator (its host's or the workload's), and how much slower it is than the reference."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from testbed.workload.stages import Stage
 def slowdowns_of(workload: WorkloadSpec, hosts: Sequence[Host]) -> Mapping[int, float]:
     """Return the slowdown of each rank whose accelerator differs from the workload's; below 1 for a faster one.
 
-    Raises ConfigError where the workload names only a peak, and a host has its own compute type.
+    ConfigError is raised if the workload names only a peak, and a host has its own compute type.
     """
     if workload.accelerator is None and workload.peak_flops is None:
         return {}
@@ -38,7 +38,7 @@ def slowdowns_of(workload: WorkloadSpec, hosts: Sequence[Host]) -> Mapping[int, 
 def with_stragglers(
     slowdowns: Mapping[int, float], stragglers: Sequence[StragglerSpec], hosts: Sequence[Host]
 ) -> dict[int, float]:
-    """Return the slowdowns multiplied by those of stragglers. Raises ConfigError for an unknown rank or building."""
+    """Return the slowdowns times those of stragglers; raise ConfigError for an unknown rank or building."""
     found = dict(slowdowns)
     buildings = list(dict.fromkeys(host.building for host in hosts))
     for position, straggler in enumerate(stragglers):
@@ -64,7 +64,7 @@ def slowest_ranks(mesh: Mesh, slowdowns: Mapping[int, float]) -> list[list[float
 
 
 def stage_slowdowns(mesh: Mesh, slowdowns: Mapping[int, float], owners: Sequence[int]) -> list[float]:
-    """Return the slowdown of each stage's slowest rank. `owners` are the stages' positions in the pipeline."""
+    """Return the slowdown of each stage's slowest rank; `owners` are the stages' positions in the pipeline."""
     of_positions = [max(each) for each in zip(*slowest_ranks(mesh, slowdowns), strict=True)]
     return [of_positions[owner] for owner in owners]
 
@@ -79,18 +79,18 @@ def microbatch_counts(
 ) -> tuple[int, ...]:
     """Return the microbatches of each replica: `even`, `by_speed`, or as given.
 
-    By speed, each next microbatch goes to the replica that would finish it first, at the speed of its slowest rank.
+    By speed, each microbatch is assigned to the replica that would finish it first, at the speed of its slowest rank.
 
     Args:
         asked: EVEN, by speed, or given counts.
-        microbatches: Average per replica.
+        microbatches: Average number per replica.
         mesh: The mesh of ranks.
         stages: The pipeline's stages.
         owners: Position in the pipeline of each stage.
         slowdowns: Slowdown of each rank.
 
     Raises:
-        ConfigError: Given counts do not add up.
+        ConfigError: If given counts do not add up.
     """
     replicas = mesh.outside[REPLICATE]
     total = replicas * microbatches
@@ -118,9 +118,10 @@ def microbatch_counts(
 def intra_node_models(
     workload: WorkloadSpec, hosts: Sequence[Host], scale: Scale, mesh: Mesh
 ) -> tuple[IntraNodeModel, ...]:
-    """Return each rank's model of traffic among its own accelerators; empty where not asked for. Raises ConfigError.
+    """Return each rank's model of traffic among its own accelerators; empty unless requested.
 
-    A rank's accelerators are those of its host, and share its NIC.
+    A rank's accelerators are those of its host, and share the host's NIC. ConfigError is raised if their links are
+    unknown.
     """
     assert workload.parallelism is not None
     asked = workload.parallelism.within_rank
@@ -132,7 +133,7 @@ def intra_node_models(
 
 
 def _tiers(asked: IntraNodeSpec, accelerator: str | None, nic_bps: float, scale: Scale, mesh: Mesh) -> Tiers:
-    """Return the links of these accelerators. Raises ConfigError where neither catalogue nor scenario has them."""
+    """Return the links of these accelerators; raise ConfigError if neither catalogue nor scenario has them."""
     entry = accelerators().get(accelerator or "", {})
     scale_up, rate_bps = asked.scale_up, asked.scale_up_rate_bps
     if not entry and (scale_up is None or rate_bps is None):

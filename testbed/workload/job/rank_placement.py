@@ -1,4 +1,4 @@
-"""The host of each rank, by a scenario's `mapping`, and rank orders with minimal traffic between buildings."""
+"""The host of each rank, from a scenario's `mapping`, and rank orders with minimal traffic between buildings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def map_hosts(
     network: Network | None,
     slowdowns: Mapping[int, float],
 ) -> Sequence[int]:
-    """Return the index of the host at each place of an order; () for the hosts' own order, and for orders by traffic.
+    """Return the host index at each position of an order; () for the hosts' own order, and for orders by traffic.
 
     Args:
         asked: The scenario's `mapping`.
@@ -44,7 +44,7 @@ def map_hosts(
 
 
 def leaves_of(topology: Topology, hosts: Sequence[Host]) -> tuple[int, ...]:
-    """Return the leaf switch of each host, numbered from 0 in order: a node, where hosts are accelerators."""
+    """Return the leaf switch of each host, numbered from 0 in order; if hosts are accelerators, it is a node."""
     leaves: dict[tuple[str, int], int] = {}
     found = []
     for host in hosts:
@@ -56,12 +56,12 @@ def leaves_of(topology: Topology, hosts: Sequence[Host]) -> tuple[int, ...]:
 def minimize_crossing(
     pairs: Mapping[tuple[int, int], float], buildings: Sequence[int], starts: Sequence[Sequence[int]]
 ) -> tuple[int, ...]:
-    """Return the rank at each coordinate that minimizes bytes between buildings, by a heuristic.
+    """Return the rank at each coordinate that minimizes bytes between buildings, using a heuristic.
 
-    From each start, pairs of coordinates swap their ranks, each coordinate once, the best pair first even without a
-    gain. The best prefix of these swaps is kept, and this repeats until there is no gain (Kernighan and Lin 1970, "An
-    Efficient Heuristic Procedure for Partitioning Graphs"). The result is the best over all starts; it may not be
-    optimal.
+    From each start, pairs of coordinates swap their ranks. Each coordinate swaps once, and the best pair goes first
+    even without a gain. The best prefix of these swaps is kept, and this repeats until there is no gain (Kernighan and
+    Lin 1970, "An Efficient Heuristic Procedure for Partitioning Graphs"). The result is the best over all starts; it
+    may not be optimal.
 
     Args:
         pairs: Bytes per ordered pair of coordinates.
@@ -86,9 +86,10 @@ def minimize_crossing(
 
 
 def shortest_route(places: Sequence[str], delays_s: Mapping[tuple[str, str], float]) -> list[str]:
-    """Return the order of all places with the smallest total delay between neighbours; among equals the first.
+    """Return the order of all places with the smallest total delay between neighbours; ties go to the first.
 
-    Exact: Held and Karp's dynamic programming (1962, "A Dynamic Programming Approach to Sequencing Problems").
+    The result is exact: it uses Held and Karp's dynamic programming (1962, "A Dynamic Programming Approach to
+    Sequencing Problems").
     """
     routes: dict[tuple[frozenset[str], str], tuple[float, list[str]]] = {
         (frozenset([place]), place): (0.0, [place]) for place in places
@@ -123,7 +124,7 @@ def _improve(weight: Sequence[Sequence[float]], buildings: Sequence[int], ranks:
 def _best_swaps(
     weight: Sequence[Sequence[float]], buildings: Sequence[int], ranks: list[int]
 ) -> list[tuple[tuple[int, int], float]]:
-    """Return a sequence of best swaps of coordinates that have not swapped yet, with the bytes that each saves."""
+    """Return a sequence of best swaps of coordinates that have not yet swapped, with the bytes that each saves."""
 
     def gain(one: int, other: int) -> float:
         here, there = buildings[ranks[one]], buildings[ranks[other]]

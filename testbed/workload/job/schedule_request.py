@@ -1,4 +1,4 @@
-"""From a scenario's schedule, and the times of stages and links, to every pipeline rank's order of actions."""
+"""Every pipeline rank's order of actions, from a scenario's schedule and the times of stages and links."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from testbed.workload.schedules import (
 )
 from testbed.workload.stages import Stage
 
-ROUNDING_STEPS = 1000  # per forward pass, to which a search's times are rounded
-# a search asks for the same schedule with many policies, transports and collectives; a plug-in's file may change
+ROUNDING_STEPS = 1000  # steps per forward pass to which the times in a search are rounded
+# a search requests the same schedule for many policies, transports and collectives; a plug-in's file may change
 _cached_schedule = lru_cache(maxsize=64)(make_schedule)
 
 
 def schedule_from_file(file: Path, ranks: int, microbatches: int) -> Schedule:
-    """Return the schedule of a CSV file with a line per rank. Raises ConfigError."""
+    """Return the schedule of a CSV file with a line per rank; raise ConfigError if it is invalid."""
     try:
         orders = read_csv(file.read_text("utf-8"))
         if len(orders) != ranks:
@@ -49,7 +49,7 @@ def schedule_from_file(file: Path, ranks: int, microbatches: int) -> Schedule:
 
 
 def owners_of(asked: ScheduleSpec, ranks: int, stages: int) -> Sequence[int]:
-    """Return the pipeline rank of each stage under a named schedule. Raises ConfigError."""
+    """Return the pipeline rank of each stage under a named schedule; raise ConfigError if the schedule does not fit."""
     if stages == ranks:
         return range(ranks)
     if find_schedule(asked.name).searched:
@@ -70,7 +70,7 @@ def schedule_by_name(
 ) -> Schedule:
     """Return a named schedule for these stages and this network.
 
-    As in CrossPipe, schedules that depend on link times see only links between buildings; a search sees all links.
+    As in CrossPipe, schedules that depend on link times use only links between buildings; a search uses all links.
 
     Args:
         asked: The scenario's schedule.
@@ -83,7 +83,7 @@ def schedule_by_name(
         beat_s: See `ScheduleRequest`.
 
     Raises:
-        ConfigError: The schedule does not fit.
+        ConfigError: If the schedule does not fit.
     """
     ranks, searched = mesh.outside[PIPELINE], find_schedule(asked.name).searched
     line = mesh.groups(PIPELINE)[0] if ranks > 1 else ()
@@ -121,7 +121,7 @@ def _only_crossing(crossing: Sequence[bool], seconds: Sequence[float]) -> tuple[
 
 
 def _round_costs(costs: Costs, stages: Sequence[tuple[float, float, float]], scale: Scale) -> Costs:
-    """Return costs in rounded real time, so that a search gives the same result at every scale and runs once."""
+    """Return costs in rounded real time, so that a search gives the same result at every scale and runs only once."""
     unit_s = float(f"{scale.real_s(costs.forward_s):.6g}") / ROUNDING_STEPS
 
     def real(seconds: Sequence[float]) -> tuple[float, ...]:

@@ -1,4 +1,4 @@
-"""From a scenario's parallelism, schedule and model to every rank's plan, for the network on which it will run."""
+"""Every rank's plan from a scenario's parallelism, schedule and model, for the network on which it will run."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ from testbed.workload.schedules import Schedule, SearchResult, find_schedule
 from testbed.workload.sequence_parallel import RING, TREE, BlockWise
 from testbed.workload.stages import Part, Sizes, Stage, layer_counts, model_stages
 
-SEARCH_TIME_SHARES = {1: 0.4, 2: 0.6}  # by stages per rank: the search space for two is larger
+SEARCH_TIME_SHARES = {1: 0.4, 2: 0.6}  # by stages per rank, since the search space for two is larger
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobRequest(WorkloadRequest):
-    """A request with everything that is known of the job, for workloads that use the scenario's keys or the network.
+    """A request with all known data of the job, for workloads that use the scenario's keys or the network.
 
     Attributes:
         scenario: The scenario, without variants; its topology and sizes are real.
@@ -71,7 +71,7 @@ class JobRequest(WorkloadRequest):
 
     @classmethod
     def of(cls, scenario: Scenario, topology: Topology, scale: Scale, link_engine: str = NETEM) -> JobRequest:
-        """Return the request of a scenario. `topology` is in figures of `scale`."""
+        """Return the request of a scenario; `topology` is in figures of `scale`."""
         hosts = tuple(scenario.rank_hosts(topology))
         return cls(
             tuple(host.building for host in hosts),
@@ -86,7 +86,7 @@ class JobRequest(WorkloadRequest):
 
     @property
     def building_indices(self) -> tuple[int, ...]:
-        """The index of each rank's building, as plans have it."""
+        """The index of each rank's building, as used in plans."""
         return tuple(self.topology.building(name).index for name in self.buildings)
 
 
@@ -96,16 +96,16 @@ class Training:
 
     Attributes:
         mesh: The mesh of ranks.
-        schedule: Pipeline schedule; the first replica's, where they differ.
+        schedule: Pipeline schedule; the first replica's if they differ.
         stages: Pipeline stages.
         plan: Every rank's plan.
         network: Paths between the ranks.
         itemsize: Bytes of an element on the wire.
         software: Software cost of messages.
         algorithm: The first of the scenario's algorithms.
-        training_steps: Training steps in a row that one step of the plan has.
+        training_steps: Number of consecutive training steps in one step of the plan.
         memory_limit_bytes: Limit of a rank's activations; None for no limit.
-        layers: Blocks of each stage; empty for stages that are given.
+        layers: Blocks of each stage; empty if stages are given explicitly.
         microbatches: Microbatches of each replica.
     """
 
@@ -124,7 +124,7 @@ class Training:
 
 
 def plan_training(request: JobRequest) -> Training:
-    """Return the training step of a scenario. Raises ConfigError for what does not fit.
+    """Return the training step of a scenario; raise ConfigError if its settings do not fit.
 
     Bytes and seconds are emulated, except those of `stages`.
     """
@@ -142,7 +142,7 @@ def plan_training(request: JobRequest) -> Training:
 
 
 class _Planner:
-    """Plans a scenario's step for a mapping of ranks. `slowdowns` include stragglers."""
+    """A planner of a scenario's step for a mapping of ranks; `slowdowns` include stragglers."""
 
     def __init__(self, request: JobRequest, slowdowns: Mapping[int, float]) -> None:
         self.request, self.slowdowns = request, slowdowns
@@ -218,7 +218,7 @@ class _Planner:
         )
 
     def _block_wise(self, spec: ParallelismSpec) -> BlockWise | None:
-        """Return how tensor-parallel ranks work in blocks, if they do; a node is the hosts of a leaf switch."""
+        """Return how tensor-parallel ranks work in blocks, if they do; a node consists of a leaf switch's hosts."""
         _, overlaps, algorithm = spec.tensor_communication.rpartition("overlapped_")
         if algorithm not in (RING, TREE):
             return None
@@ -226,13 +226,13 @@ class _Planner:
         return BlockWise(algorithm, bool(overlaps), nodes, self.scenario.workload.gemm_half_rows)
 
     def _named_slowdowns(self, asked: ScheduleSpec, mesh: Mesh, stages: int) -> list[float]:
-        """Return each stage's slowdown; asks the schedule which rank has a stage only where slowdowns differ."""
+        """Return each stage's slowdown; query the schedule for stage owners only if slowdowns differ."""
         if not self.slowdowns:
             return [1.0] * stages
         return stage_slowdowns(mesh, self.slowdowns, owners_of(asked, mesh.outside[PIPELINE], stages))
 
     def _stages(self, mesh: Mesh, slowdowns: Sequence[float]) -> tuple[list[Stage], tuple[int, ...]]:
-        """Return the stages, and the number of the model's blocks on each. Raises ConfigError."""
+        """Return the stages, and the number of the model's blocks on each; raise ConfigError if they do not fit."""
         workload, count = self.scenario.workload, len(slowdowns)
         if workload.stage is not None:
             return _given_stages(workload.stage, mesh.outside[PIPELINE], count), ()
@@ -256,7 +256,7 @@ class _Planner:
     def _search_schedule(
         self, asked: ScheduleSpec, mesh: Mesh
     ) -> tuple[Schedule, list[Stage], tuple[int, ...]]:
-        """Return the faster of one stage per rank and, with enough layers, two."""
+        """Return the faster schedule of one stage per rank and, with enough layers, two."""
         found: list[tuple[SearchResult, Schedule, list[Stage], tuple[int, ...]]] = []
         beat_s = math.inf
         for chunks, share in SEARCH_TIME_SHARES.items():
@@ -319,7 +319,7 @@ def _check_experts(model: str | ModelSpec, mesh: Mesh) -> None:
 
 
 def _given_stages(spec: StageSpec, ranks: int, count: int) -> list[Stage]:
-    """Return given stages, each with its share of the time and the whole activation."""
+    """Return explicitly given stages, each with its share of the time and the whole activation."""
     share = ranks / count
     part = Part(
         spec.forward_s * share,

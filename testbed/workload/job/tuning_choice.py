@@ -10,9 +10,9 @@ from testbed.spec.scale import UNSCALED, Scale
 
 
 def tuning_of(path: Path | str | None, where: str, field: str, scale: Scale = UNSCALED) -> TuningTable:
-    """Return the tuning table of a file, or the built-in rule for no file.
+    """Return the tuning table of a file, or the built-in rule if there is no file.
 
-    Sizes in it are those at `size_scale` 1, which a scaled job's arrays represent.
+    Its sizes are those at `size_scale` 1, which the arrays of a scaled job represent.
 
     Args:
         path: The file.
@@ -21,7 +21,7 @@ def tuning_of(path: Path | str | None, where: str, field: str, scale: Scale = UN
         scale: Scale of the job.
 
     Raises:
-        ConfigError: The file cannot be read, or holds no table.
+        ConfigError: If the file cannot be read, or has no table.
     """
     if path is None:
         return TuningTable(size_scale=scale.size_scale)

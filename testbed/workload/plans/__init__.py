@@ -1,4 +1,4 @@
-"""What workloads use to make plans: the request, a plan builder, and the check that every plan passes.
+"""The tools of workloads to make plans: the request, a plan builder, and the check that every plan must pass.
 
 The workloads are in `testbed.workload.job.kinds`, or in a file of your own: see docs/how-to/plugins/workloads.md.
 """

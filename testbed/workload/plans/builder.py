@@ -35,7 +35,7 @@ class WorkloadRequest:
 
     Attributes:
         buildings: The name of each rank's building; ranks are numbered from 0.
-        dtype: Type of the elements that are sent, such as "float32".
+        dtype: Type of the sent elements, such as "float32".
         scale: Scale between real figures, which describe a workload, and emulated figures, which a plan has.
         seed: The scenario's seed, for random draws.
     """
@@ -63,21 +63,21 @@ class WorkloadRequest:
         return found
 
     def seconds(self, duration: float | str) -> float:
-        """Return emulated seconds for real ones, given as a number or as text such as "10 ms". Raises ValueError."""
+        """Return emulated seconds for real ones, given as a number or as text such as "10 ms"; may raise ValueError."""
         real_s = units.parse_duration(duration) if isinstance(duration, str) else duration
         return self.scale.emulated_s(real_s)
 
     def elements(self, size: float | str, parts: int = 1) -> int:
-        """Return emulated elements for real bytes, given as a number or as text such as "64 MB"; at least one per part.
+        """Return emulated elements for real bytes, given as a number or text such as "64 MB"; at least one per part.
 
-        The result is a multiple of `parts`. Raises ValueError.
+        The result is a multiple of `parts`. ValueError is raised for invalid text.
         """
         size_bytes = units.parse_size(size) if isinstance(size, str) else size
         return max(1, round(self.scale.emulated_bytes(size_bytes) / self.itemsize / parts)) * parts
 
 
 class Mark(NamedTuple):
-    """A handle of an operation, for later operations of the same rank to depend on: rank, and index in its plan."""
+    """A handle of an operation, on which later operations of the same rank can depend: rank, and index in its plan."""
 
     rank: int
     number: int
@@ -105,7 +105,7 @@ class Options(TypedDict, total=False):
 
 
 class PlanBuilder:
-    """Builds every rank's plan, in the order in which operations are added.
+    """A builder of every rank's plan, in the order in which operations are added.
 
     Operations of a rank on one stream run in order; streams run concurrently. A stream whose name begins with "queue"
     runs its operations in the order in which they become ready. `after` adds dependencies. Sizes and durations are
@@ -129,7 +129,7 @@ class PlanBuilder:
         stream: str = COMPUTE,
         kind: str = "compute",
     ) -> Mark:
-        """Add a computation. `kind` is one of COMPUTING, under which results and figures show it."""
+        """Add a computation; `kind` is one of COMPUTING, under which results and figures show it."""
         if kind not in COMPUTING:
             raise PlanProblem(where=name, got=f"kind {kind}", expected=f"one of: {', '.join(COMPUTING)}")
         seconds = self.request.seconds(duration)
@@ -146,7 +146,7 @@ class PlanBuilder:
         size: float | str,
         **options: Unpack[Options],
     ) -> tuple[Mark, Mark]:
-        """Add a message between two ranks. Its receive is posted at once.
+        """Add a message between two ranks, whose receive is posted at once.
 
         Args:
             source: Rank that sends.
@@ -156,7 +156,7 @@ class PlanBuilder:
                 pair in one direction, `kind` and `name` to "message".
 
         Returns:
-            The handles of the send and of the receive, each of its own rank.
+            The handles of the send and of the receive, each for its own rank.
         """
         name, after, stream, kind = self._resolve("message", options)
         numel = self.request.elements(size)
@@ -170,7 +170,7 @@ class PlanBuilder:
     def group(self, name: str, members: Sequence[int] | None = None) -> int:
         """Add a group of ranks that run collectives together, by default all ranks; return its number.
 
-        A rank can be in only one group of a name.
+        A rank can be in only one group of each name.
         """
         everybody = tuple(range(self.request.ranks))
         chosen = everybody if members is None else tuple(members)
@@ -196,9 +196,9 @@ class PlanBuilder:
             group: Number of the group.
             collective: Name of the collective.
             size: Real bytes of a rank's larger array.
-            algorithm: By default the variant's for an all_reduce, and `auto` for others.
-            options: See `Options`. Each member waits for those of `after` that are its own. `stream` defaults to one
-                for all collectives of the group, `kind` and `name` to the collective's name.
+            algorithm: Algorithm; by default the variant's for an all_reduce, and `auto` for others.
+            options: See `Options`. Each member waits for the operations of `after` that are its own. `stream` defaults
+                to one for all collectives of the group, `kind` and `name` to the collective's name.
 
         Returns:
             The handle of each member's part, by rank.
@@ -252,7 +252,7 @@ class PlanBuilder:
         return tuple(mark.number for mark in marks)
 
     def _resolve(self, usual: str, options: Options) -> tuple[str, After, str, str]:
-        """Return name, after, stream and kind, and record the kind's DSCP. `usual` is the default of name and kind."""
+        """Return name, after, stream and kind, and record the kind's DSCP; `usual` is the default of name and kind."""
         known = Options.__annotations__
         if wrong := [option for option in options if option not in known]:
             raise PlanProblem(where=usual, got=f"option {wrong[0]}", expected=did_you_mean(wrong[0], known))

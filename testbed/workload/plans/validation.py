@@ -14,7 +14,7 @@ from testbed.workload.plan_volume import group_traffic
 
 
 class PlanProblem(BadInput, ValueError):
-    """A plan that ranks cannot execute; the message names rank and operation."""
+    """The error for a plan that ranks cannot execute; the message names rank and operation."""
 
 
 def check_plan(plan: JobPlan, ranks: int, itemsize: int) -> None:
@@ -24,7 +24,7 @@ def check_plan(plan: JobPlan, ranks: int, itemsize: int) -> None:
     the same order. Computations must be of a kind that results count as compute time.
 
     Raises:
-        PlanProblem: The plan fails a check.
+        PlanProblem: If the plan fails a check.
     """
     if len(plan.ranks) != ranks:
         raise PlanProblem(got=f"plans of {len(plan.ranks)} ranks", expected=f"one for each of {ranks}")
@@ -94,7 +94,7 @@ def _check_groups(plan: JobPlan, ranks: int) -> None:
 
 
 def _check_collectives(plan: JobPlan, itemsize: int) -> None:
-    """Check each group: same collectives and order on all members, one DSCP, known algorithms."""
+    """Check each group: the same collectives in the same order on all members, one DSCP, and known algorithms."""
     done: dict[int, dict[int, list[GroupCollective]]] = {}
     for rank, operations in enumerate(plan.ranks):
         for operation in operations:
@@ -123,7 +123,7 @@ def _check_collectives(plan: JobPlan, itemsize: int) -> None:
 def _check_algorithm(plan: JobPlan, one: GroupCollective, where: str, itemsize: int) -> None:
     members = plan.groups[one.group][1]
     try:
-        # one without an algorithm is an all-reduce, whose algorithms the configuration checks
+        # a collective without an algorithm is an all-reduce, whose algorithms the configuration checks
         named = replace(one, algorithm=one.algorithm or "ring")
         group_traffic(named, members, itemsize, (0,) * len(members), plan.tuning)
     except (KeyError, ValueError, TestbedError) as error:
@@ -138,11 +138,11 @@ def check_plugin_algorithms(plan: JobPlan, algorithms: Sequence[str]) -> None:
 
     Args:
         plan: The plan.
-        algorithms: Algorithms of collectives that name none.
+        algorithms: Algorithms of collectives that do not name one.
 
     Raises:
-        WrongPlan: An algorithm's result is wrong.
-        PluginError: An algorithm does not load, or raises.
+        WrongPlan: If an algorithm's result is wrong.
+        PluginError: If an algorithm does not load, or raises an exception.
     """
     calls = plan.cached("calls", lambda: _group_calls(plan))
     for (collective, named), groups in sorted(calls.items()):

@@ -1,7 +1,7 @@
-"""Pipeline schedules: every rank's order of computation, by name or from a file, checked.
+"""Pipeline schedules: every rank's order of computation, by name or from a file, with checks.
 
-Each is a function that registers under its name in the module that defines it. A user's own is a function in a file:
-see docs/how-to/plugins/schedules.md.
+Each schedule is a function that registers under its name in the module that defines it. A user's own schedule is a
+function in a file: see docs/how-to/plugins/schedules.md.
 """
 
 from testbed.workload.schedules.actions import (

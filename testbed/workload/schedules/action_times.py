@@ -44,11 +44,11 @@ def successor(action: Action, stages: int) -> tuple[int, Kind] | None:
 
 
 def time_orders(owners: Sequence[int], orders: Sequence[Order], costs: Costs) -> TimedOrders | None:
-    """Run every rank's actions in order, each as soon as its input is present; return None where the orders deadlock.
+    """Run every rank's actions in order, each as soon as its input is present; return None if the orders deadlock.
 
-    A hop carries messages in the order in which they are ready, one at a time for `busy_s`, each direction separately;
-    the latency is added. `owners` has the rank of every stage; adjacent stages must be on ranks adjacent in the
-    pipeline.
+    A hop carries messages in the order in which they are ready, one at a time for `busy_s`, with each direction
+    separate; the latency is added. `owners` has the rank of every stage; adjacent stages must be on adjacent ranks of
+    the pipeline.
     """
     # by stage and microbatch: when the input of forward, and of backward, is present
     forward: list[dict[int, float]] = [{} for _ in owners]
@@ -80,7 +80,7 @@ def time_orders(owners: Sequence[int], orders: Sequence[Order], costs: Costs) ->
 
     for rank in range(len(orders)):
         begin(rank)
-    while ends:  # in the order in which results are ready, which is the order of messages on a link
+    while ends:  # in the order in which results are ready, which is also the order of messages on a link
         end_s, rank, action = heapq.heappop(ends)
         free_s[rank] = end_s
         done[rank] += 1
@@ -105,7 +105,7 @@ def time_orders(owners: Sequence[int], orders: Sequence[Order], costs: Costs) ->
 def peak_activations(orders: Sequence[Order]) -> float:
     """Return the largest number of stage activations that a rank keeps.
 
-    An activation is kept from forward to the end of its last backward.
+    An activation is kept from the forward action to the end of its last backward action.
     """
     most = 0.0
     for order in orders:

@@ -1,7 +1,7 @@
 """Actions of pipeline schedules, under PyTorch's names (torch.distributed.pipelining.schedules).
 
 A schedule is a list of actions per rank: the order in which the rank computes. `testbed.workload.pipeline_plan` derives
-the messages. When each action runs depends on compute times, links and memory.
+the messages. The time of each action depends on compute times, links and memory.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from testbed.errors import BadInput
 
 
 class Kind(Enum):
-    """The computation of an action; the value is used in its text."""
+    """The computation of an action; the value is used in the action's text."""
 
     FORWARD = "F"
     FULL_BACKWARD = "B"
@@ -31,7 +31,7 @@ class Kind(Enum):
 
     @property
     def gives_gradient(self) -> bool:
-        """Whether the previous stage can continue after it."""
+        """Whether the previous stage can continue after this action."""
         return self in (Kind.FULL_BACKWARD, Kind.BACKWARD_INPUT)
 
 
@@ -40,8 +40,8 @@ INPUT, WEIGHT = Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT
 
 
 def seconds_of(kind: Kind, seconds: tuple[float, float, float]) -> float:
-    """Return the time of a kind, given those of forward, of the gradients of inputs, and of those of weights."""
-    # not by a mapping: kinds are slow to hash, and this is asked for every layer of every action
+    """Return the time of a kind, given the times of forward, of the input gradients and of the weight gradients."""
+    # not a mapping, since kinds are slow to hash, and this is called for every layer of every action
     forward_s, input_s, weight_s = seconds
     if kind is FORWARD:
         return forward_s
@@ -50,7 +50,7 @@ def seconds_of(kind: Kind, seconds: tuple[float, float, float]) -> float:
     return weight_s if kind is WEIGHT else input_s + weight_s
 
 
-# messages and gathers of parameters, which PyTorch includes in schedules; here they follow from the rest
+# messages and parameter gathers, which PyTorch includes in schedules; here they follow from the other actions
 IMPLIED = (
     "SEND_F",
     "RECV_F",
@@ -69,7 +69,7 @@ _OVERLAPPED = re.compile(r"\((.*)\)OVERLAP_F_B")
 
 
 class ScheduleError(BadInput, ValueError):
-    """A schedule that cannot be executed; the message names rank and action."""
+    """The error for a schedule that cannot be executed; the message names rank and action."""
 
 
 class Action(NamedTuple):
@@ -85,7 +85,7 @@ class Action(NamedTuple):
         return _text(self)
 
 
-@lru_cache(8192)  # every layer of an action is named after it
+@lru_cache(8192)  # every layer of an action is named after the action
 def _text(action: Action) -> str:
     text = f"{action.stage}{action.kind.value}{action.microbatch}"
     return text if action.parts == 1 else f"{text}.{action.part}/{action.parts}"
@@ -107,8 +107,8 @@ Order = tuple[Action, ...]
 def parse_actions(text: str) -> tuple[Action, ...]:
     """Return the actions of one cell: the inverse of `str`, or both actions of "(0F2;3B1)OVERLAP_F_B", in order.
 
-    A message or a gather of parameters, such as 0SEND_F1, gives no action, as these follow from the rest. Raises
-    ScheduleError.
+    A message or a parameter gather, such as 0SEND_F1, gives no action, since these follow from the other actions.
+    ScheduleError is raised for invalid text.
     """
     text = text.strip()
     if (pair := _OVERLAPPED.fullmatch(text)) is not None:
@@ -129,8 +129,8 @@ def parse_actions(text: str) -> tuple[Action, ...]:
 def read_csv(text: str) -> tuple[Order, ...]:
     """Read a schedule with a line per rank, in order of execution; empty cells are pauses.
 
-    A byte-order mark and empty lines at the end are ignored: spreadsheets write both. Raises ScheduleError, which names
-    the line.
+    A byte-order mark and empty lines at the end are ignored, since spreadsheets write both. ScheduleError names the
+    invalid line.
     """
     orders: list[Order] = []
     rows = csv.reader(io.StringIO(text.removeprefix("\ufeff")))
@@ -148,9 +148,9 @@ def read_csv(text: str) -> tuple[Order, ...]:
 
 
 def _with_input_gradients(orders: Sequence[Order], has_bw: bool) -> tuple[Order, ...]:
-    """Rename B to I in a schedule of PyTorch 2.5, which wrote B for I, and BW for both gradients.
+    """Rename B to I in a schedule of PyTorch 2.5, which wrote B for I and BW for both gradients.
 
-    Such a schedule has no I, and a W for each B.
+    Such a schedule has no I, and it has a W for each B.
     """
     keys: dict[Kind, set[tuple[int, int]]] = defaultdict(set)
     for action in (action for order in orders for action in order):
@@ -189,8 +189,8 @@ def check_orders(orders: Sequence[Order], microbatches: int) -> tuple[int, ...]:
     """Check a schedule and return the rank of every stage.
 
     Raises:
-        ScheduleError: A stage belongs to several ranks, or does not run every microbatch completely, once, forward
-            before backward.
+        ScheduleError: If a stage belongs to several ranks, or does not run every microbatch exactly once, completely,
+            and forward before backward.
     """
     owner: dict[int, int] = {}
     done: dict[tuple[int, Kind, int], list[Action]] = {}  # in parts
@@ -227,7 +227,7 @@ def check_orders(orders: Sequence[Order], microbatches: int) -> tuple[int, ...]:
 
 
 def _check_whole(rank: int, stage: int, microbatch: int, parts: Mapping[Kind, Sequence[Action]]) -> None:
-    """Check that forward and backward run once, backward whole or as input and weight gradients, with all parts."""
+    """Check that forward and backward run once, backward whole or as input and weight gradients with all parts."""
     some = [kind for kind, own in parts.items() if own]
     whole = all(abs(sum(1 / one.parts for one in parts[kind]) - 1) < 1e-9 for kind in some)
     if not whole or some not in _WHOLE:

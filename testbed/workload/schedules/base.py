@@ -1,4 +1,4 @@
-"""The registry of pipeline schedules: functions from a request to every rank's order."""
+"""The registry of pipeline schedules: functions that map a request to every rank's order."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class Costs:
     """Seconds of a stage for one microbatch, and of a message between ranks r and r + 1 of the pipeline.
 
     Attributes:
-        forward_s: Forward.
-        input_s: Gradients of the input.
-        weight_s: Gradients of the weights.
+        forward_s: Time of the forward action.
+        input_s: Time of the gradients of the input.
+        weight_s: Time of the gradients of the weights.
         latency_s: Latency of each hop.
-        busy_s: Time on the link of each hop, during which nothing else is sent in that direction.
-        stages: Forward, input and weight seconds of each stage, where they differ; the figures above are then a middle
-            stage's.
+        busy_s: Time on each hop's link, during which nothing else is sent in that direction.
+        stages: Forward, input and weight seconds of each stage if they differ; the figures above are then those of a
+            middle stage.
     """
 
     forward_s: float
@@ -69,9 +69,10 @@ class ScheduleRequest:
         ranks: Ranks of the pipeline, numbered from 0 at the model's first layers.
         microbatches: Microbatches of a step, numbered from 0.
         chunks: Stages per rank.
-        memory: Activations that a rank may keep, in multiples of the most that a rank keeps under 1F1B.
+        memory: Activations that a rank may keep, in multiples of the maximum that a rank keeps under 1F1B.
         costs: Emulated seconds of a stage, and of messages between ranks.
-        effort: Budget of a search, roughly seconds of a core; counted, so that every machine finds the same order.
+        effort: Budget of a search, roughly in core seconds; it is counted, not timed, so that every machine finds the
+            same order.
         beat_s: Step time already found with another number of stages; a search that cannot beat it may stop.
         named: Costs that named schedules would use, for a search that starts from them.
     """
@@ -87,12 +88,12 @@ class ScheduleRequest:
 
     @property
     def loop(self) -> list[int]:
-        """The rank of every stage, where stages are assigned round-robin."""
+        """The rank of every stage if stages are assigned round-robin."""
         return list(range(self.ranks)) * self.chunks
 
     @property
     def there_and_back(self) -> list[int]:
-        """The rank of every stage, for two stages per rank with the last rank's adjacent (a V)."""
+        """The rank of every stage for two stages per rank in a V: the last rank has two adjacent stages."""
         return [*range(self.ranks), *reversed(range(self.ranks))]
 
     @property
@@ -107,8 +108,8 @@ class SearchResult:
 
     Attributes:
         orders: Every rank's order.
-        step_s: Time from the first action to the end of the last.
-        bounds_s: By stages per rank, a lower bound of the step time without weight gradients cut in parts.
+        step_s: Time from the start of the first action to the end of the last.
+        bounds_s: By stages per rank, a lower bound on the step time if weight gradients are not divided.
         known: Name and step time of each named schedule that fits, fastest first.
     """
 
@@ -128,14 +129,14 @@ MakeOrders = Callable[[ScheduleRequest], Sequence[Order] | SearchResult]
 
 @dataclass(frozen=True)
 class ScheduleEntry:
-    """A schedule in the registry: the function that makes its orders, and what is known before the call.
+    """A schedule in the registry: the function that makes its orders, and its properties known before the call.
 
     Attributes:
-        make: From a request to every rank's order.
-        chunks: Stages per rank; None where the scenario decides.
+        make: Function that maps a request to every rank's order.
+        chunks: Stages per rank; None if the scenario decides.
         split: Whether backward is two actions, gradients of inputs (I) and of weights (W).
         by_costs: Whether the order depends on `request.costs`.
-        searched: Whether the order is found by a search over the times of all stages and hops.
+        searched: Whether a search over the times of all stages and hops finds the order.
     """
 
     make: MakeOrders
@@ -145,7 +146,7 @@ class ScheduleEntry:
     searched: bool = False
 
     def takes(self, chunks: int) -> bool:
-        """Return whether it supports this number of stages per rank; 1 is the default and always fits."""
+        """Return whether the schedule supports this number of stages per rank; 1 is the default and always fits."""
         return self.chunks is None or chunks in (1, self.chunks)
 
     @property
@@ -158,7 +159,7 @@ class ScheduleEntry:
 def schedule(
     *, chunks: int | None = 1, split: bool = False, by_costs: bool = False, searched: bool = False
 ) -> Callable[[MakeOrders], ScheduleEntry]:
-    """Decorate a function that makes a schedule's orders; arguments are those of `ScheduleEntry`."""
+    """Register a function that makes a schedule's orders; the arguments are those of `ScheduleEntry`."""
     return partial(ScheduleEntry, chunks=chunks, split=split, by_costs=by_costs, searched=searched)
 
 
@@ -175,7 +176,7 @@ SCHEDULES: Registry[ScheduleEntry | MakeOrders] = Registry(
 
 
 def find_schedule(name: str) -> ScheduleEntry:
-    """Return a schedule by name, or FILE.py:NAME; a plain function has one stage per rank. Raises PluginError."""
+    """Return a schedule by name or FILE.py:NAME; a plain function has one stage per rank; may raise PluginError."""
     found = SCHEDULES.find(name)
     return found if isinstance(found, ScheduleEntry) else ScheduleEntry(found)
 
@@ -202,7 +203,7 @@ class Schedule:
 
     @cached_property
     def passed_on(self) -> tuple[Mapping[Action, int], ...]:
-        """By rank, its actions whose result another rank's stage needs, with that stage."""
+        """By rank, its actions whose result a stage of another rank needs, with that stage."""
         found: list[dict[Action, int]] = []
         for rank, order in enumerate(self.orders):
             targets = [(action, next_stage(action, len(self.owners))) for action in order]
@@ -211,7 +212,7 @@ class Schedule:
 
     @cached_property
     def arrivals(self) -> tuple[Sequence[tuple[Action, int]], ...]:
-        """By rank, other ranks' actions whose result one of its stages needs, in order, with that stage."""
+        """By rank, the other ranks' actions whose result one of its stages needs, in order, with that stage."""
         found: tuple[list[tuple[Action, int]], ...] = tuple([] for _ in self.orders)
         for passed_on in self.passed_on:
             for action, target in passed_on.items():
@@ -229,11 +230,11 @@ def make_schedule(name: str, request: ScheduleRequest) -> Schedule:
 
     Args:
         name: A schedule of SCHEDULES, or FILE.py:NAME.
-        request: The request; a schedule may have a number of stages per rank of its own.
+        request: The request; a schedule may have its own number of stages per rank.
 
     Raises:
-        ScheduleError: It does not fit the request, or is not a schedule.
-        PluginError: Its function raises; names the line.
+        ScheduleError: If the result does not fit the request, or is not a schedule.
+        PluginError: If the function raises an exception; the error names the line.
     """
     entry = find_schedule(name)
     if not entry.takes(request.chunks):
@@ -259,7 +260,7 @@ def make_schedule(name: str, request: ScheduleRequest) -> Schedule:
 
 
 def _orders(made: Any, ranks: int) -> list[Order]:
-    """Check that a function returned orders. Raises ScheduleError."""
+    """Check that a function returned orders; raise ScheduleError if it did not."""
     expected = f"{ranks} sequences of Actions, one per rank of the pipeline"
     if not isinstance(made, Sequence) or isinstance(made, str):
         raise ScheduleError(got=f"a {type(made).__name__}", expected=expected)
@@ -277,5 +278,5 @@ def _orders(made: Any, ranks: int) -> list[Order]:
 
 
 def schedule_of(name: str, orders: Sequence[Order], microbatches: int) -> Schedule:
-    """Return given orders as a schedule. Raises ScheduleError where they are not valid."""
+    """Return given orders as a schedule; raise ScheduleError if they are not valid."""
     return Schedule(name, tuple(orders), check_orders(orders, microbatches), microbatches)

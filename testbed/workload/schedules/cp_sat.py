@@ -1,9 +1,9 @@
-"""A pipeline's step as a job-shop problem for OR-Tools' CP-SAT: the order with the least makespan, and a lower bound.
+"""A pipeline's step as a job-shop problem for OR-Tools' CP-SAT: the shortest makespan's order, and a lower bound.
 
-Jobs are microbatches, machines are ranks and the links between them. All microbatches are equal, so the k-th forward,
-input gradient and weight gradient of a stage may be assumed to be those of the k-th microbatch without loss of
-generality: any other order becomes one of these when microbatches are renamed. With one stage per rank, memory becomes
-a precedence constraint, too: forward k + room starts after weight gradient k has ended.
+Jobs are microbatches; machines are ranks and the links between them. All microbatches are equal. So, without loss of
+generality, the k-th forward, input gradient and weight gradient of a stage are those of the k-th microbatch: any other
+order becomes such an order when microbatches are renamed. With one stage per rank, memory becomes a precedence
+constraint, too: forward k + room starts after weight gradient k has ended.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from ortools.sat.python.cp_model import CpModel, IntVar
 
 UNITS = 2000  # units of time per forward pass of a stage; times are rounded down
-WORKERS = 4  # interleaved searches, so that the result depends on neither machine nor load
-INTERLEAVE_BATCH = 40  # of their turns between exchanges of what they learned
+WORKERS = 4  # interleaved searches, so that the result depends neither on the machine nor on its load
+INTERLEAVE_BATCH = 40  # number of their turns between exchanges of what they have learned
 
 
 @dataclass(frozen=True)
@@ -49,21 +49,21 @@ class JobShop:
         return max(self.owners) + 1
 
     def step_s(self, orders: Sequence[Order]) -> float:
-        """Return the time that orders take; infinite where they deadlock."""
+        """Return the time that orders take; infinite if they deadlock."""
         timed = time_orders(self.owners, orders, self.costs)
         return math.inf if timed is None else timed.step_s
 
 
 @dataclass(frozen=True)
 class Improvement:
-    """The result of a search: orders, and a proven lower bound of the step time."""
+    """The result of a search: orders, and a proven lower bound on the step time."""
 
     orders: tuple[Order, ...]
     bound_s: float
 
 
 def canonical_orders(orders: Sequence[Order]) -> tuple[Order, ...]:
-    """Return orders with microbatches numbered as each stage runs them, B split in I and W, and parts merged."""
+    """Return orders with microbatches numbered as each stage runs them, B split into I and W, and parts merged."""
     found = []
     for order in orders:
         seen: dict[tuple[int, object], int] = {}
@@ -91,8 +91,9 @@ def improve(
     Args:
         shop: The problem.
         orders: Orders to start from.
-        effort: CP-SAT's deterministic time, roughly seconds of a core.
-        free: Actions whose place in their rank's order may change; all where empty. Only then does the bound hold.
+        effort: CP-SAT's deterministic time, roughly in core seconds.
+        free: Actions whose position in their rank's order may change; empty for all. The bound is valid only if it is
+            empty.
         beat_s: The search stops once the bound reaches this time.
     """
     return _Model(shop, canonical_orders(orders), free).solve(effort, beat_s)
@@ -100,7 +101,7 @@ def improve(
 
 class _Model:
     def __init__(self, shop: JobShop, orders: tuple[Order, ...], free: Collection[Action]) -> None:
-        from ortools.sat.python import cp_model  # noqa: PLC0415 (half a second, which no other schedule needs)
+        from ortools.sat.python import cp_model  # noqa: PLC0415 (takes half a second, and no other schedule needs it)
 
         self.cp = cp_model
         self.model: CpModel = cp_model.CpModel()
@@ -132,7 +133,7 @@ class _Model:
         self.model.minimize(self.end)
 
     def _down(self, seconds: float) -> int:
-        """Round down to units, so that what is proven impossible is impossible."""
+        """Round down to units, so that proofs of impossibility remain valid."""
         return int(seconds / self.unit_s + 1e-6)
 
     def solve(self, effort: float, beat_s: float) -> Improvement:
@@ -157,7 +158,7 @@ class _Model:
         if status not in (self.cp.OPTIMAL, self.cp.FEASIBLE):
             return Improvement(self.orders, 0.0)
         orders: list[list[Action]] = [[] for _ in range(self.shop.ranks)]
-        # at equal start times, gradients of zero duration come after what they depend on
+        # at equal start times, gradients of zero duration come after the actions on which they depend
         for action in sorted(self.starts, key=lambda a: (solver.value(self.starts[a]), _sort_key(a))):
             orders[self.shop.owners[action.stage]].append(action)
         bound_s = solver.best_objective_bound * self.unit_s

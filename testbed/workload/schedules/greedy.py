@@ -1,7 +1,7 @@
 """Greedy list scheduling: each free rank takes the best ready action, with compute and link times simulated.
 
-CrossPipe's dynamic schedules (arXiv:2507.00217), as we read the paper; and ZBH1 (Qi et al. 2023, "Zero Bubble Pipeline
-Parallelism", arXiv:2401.10241) as the same rule with links that take no time.
+The module has CrossPipe's dynamic schedules (arXiv:2507.00217), as we understand the paper. ZBH1 (Qi et al. 2023, "Zero
+Bubble Pipeline Parallelism", arXiv:2401.10241) is the same rule with links that take no time.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from testbed.workload.schedules.base import SCHEDULES, Costs, ScheduleRequest, s
 
 SUB_BLOCKS = 4  # parts of a weight gradient in CrossUDSub
 
-# stage (negative for forward), microbatch, part: later stages first, as they finish sooner and free memory
+# stage (negative for forward), microbatch, part: later stages first, since they finish sooner and free memory
 Place = tuple[int, int, int]
 
 
@@ -25,11 +25,11 @@ class _Rank:
     """The state of one rank.
 
     Attributes:
-        max_alive: Activations that it may keep.
-        ahead: Forwards that it may be ahead of its backwards.
+        max_alive: Number of activations that it may keep.
+        ahead: Number of forwards by which it may be ahead of its backwards.
         incoming: Actions whose input is in flight, by arrival time.
-        ready: Ready actions by class, the best first. Classes are forward of stages that reserve places, forward of
-            others, INPUT and WEIGHT.
+        ready: Ready actions by class, with the best first. Classes are forward of stages that reserve slots, forward of
+            other stages, INPUT and WEIGHT.
     """
 
     max_alive: int
@@ -52,10 +52,12 @@ class Limits:
     """Limits of a rank.
 
     Attributes:
-        max_alive: Microbatches x stages whose activations each rank may keep, until their weight gradients are done.
-        ahead: Forwards that each rank may be ahead of its backwards, where that is less.
+        max_alive: Number of microbatches x stages whose activations each rank may keep until their weight gradients are
+            done.
+        ahead: Number of forwards by which each rank may be ahead of its backwards, if that is less.
         parts: Parts of a weight gradient.
-        reserved: Places that the first of several stages must leave free, so that started microbatches can finish.
+        reserved: Activation slots that the first of several stages must leave free, so that started microbatches can
+            finish.
     """
 
     max_alive: tuple[int, ...]
@@ -65,7 +67,7 @@ class Limits:
 
 
 def greedy(owners: Sequence[int], microbatches: int, costs: Costs, limits: Limits) -> tuple[Order, ...]:
-    """Return the order of every rank. `owners` has the rank of each stage.
+    """Return the order of every rank; `owners` has the rank of each stage.
 
     A free rank takes a ready action: forward until its first backward arrives, then forward and backward alternately.
     It takes weight gradients when memory is full, or nothing else is ready.
@@ -120,7 +122,7 @@ class _Simulation:
         weight = _WEIGHT if ready[_WEIGHT] else None
         full = forward is None and (reserving or plain)
         wanted: tuple[int | None, ...] = (forward, back, weight)
-        if rank.started and full and weight is not None:  # prefer what frees memory
+        if rank.started and full and weight is not None:  # prefer the action that frees memory
             wanted = (weight, back) if rank.last is INPUT else (back, weight)
         elif rank.started and rank.last is FORWARD:
             wanted = (back, forward, weight)
@@ -180,7 +182,7 @@ class _Simulation:
 @SCHEDULES.register("ZBH1")
 @schedule(split=True, by_costs=True)
 def zbh1(request: ScheduleRequest) -> tuple[Order, ...]:
-    """Return ZBH1: as far ahead as 1F1B, with weight gradients delayed as far as memory allows.
+    """Return ZBH1: as far ahead as 1F1B, with weight gradients delayed as long as memory allows.
 
     Every rank may use as much memory as rank 0 under 1F1B.
     """
@@ -192,7 +194,7 @@ def zbh1(request: ScheduleRequest) -> tuple[Order, ...]:
 @SCHEDULES.register("CrossUD")
 @schedule(split=True, by_costs=True)
 def cross_ud(request: ScheduleRequest) -> tuple[Order, ...]:
-    """Return CrossUD: one stage per rank, memory in multiples of 1F1B's."""
+    """Return CrossUD: one stage per rank, with memory in multiples of 1F1B's."""
     return _cross_ud(request, 1)
 
 
@@ -208,15 +210,15 @@ def cross_ud_sub(request: ScheduleRequest) -> tuple[Order, ...]:
 def cross_wave(request: ScheduleRequest) -> tuple[Order, ...]:
     """Return CrossWave: two stages per rank in a V.
 
-    How much of a rank's memory the first stage leaves to the second is found by simulation. With long delays, one place
+    Simulation determines how much of a rank's memory the first stage leaves to the second. With long delays, one slot
     is too few: a microbatch on its way back then waits for one on its way forward.
     """
-    max_alive = max(2, round(2 * request.memory * request.ranks))  # a stage is half of what it is elsewhere
+    max_alive = max(2, round(2 * request.memory * request.ranks))  # a stage is half as large as elsewhere
     return min(_waves(request, max_alive), key=lambda wave: wave[0])[1]
 
 
 def _waves(request: ScheduleRequest, max_alive: int) -> Iterator[tuple[float, tuple[Order, ...]]]:
-    """Yield step time and orders for more and more reserved places; one reserved place never deadlocks."""
+    """Yield step time and orders for increasing numbers of reserved slots; one reserved slot never deadlocks."""
     owners = request.there_and_back
     for reserved in range(1, max(2, min(max_alive, request.ranks + 1))):
         limits = Limits((max_alive,) * request.ranks, reserved=reserved)

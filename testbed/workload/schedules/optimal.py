@@ -1,13 +1,13 @@
-"""The schedule `optimal`: a search for the fastest order of a pipeline's step, and a lower bound for it.
+"""The schedule `optimal`: a search for the fastest order of a pipeline's step, and a lower bound on its time.
 
-Named schedules are tried first; OR-Tools' CP-SAT starts from the best of them. Steps of many actions are searched in
-windows of time, one after the other, repeatedly (large-neighbourhood search), on the same model. As a search takes a
-minute, results are cached by request, in this process and in the user's cache folder.
+Named schedules are tried first; OR-Tools' CP-SAT starts from the best of them. Steps with many actions are searched
+repeatedly in consecutive time windows on the same model (large-neighbourhood search). Since a search takes a minute,
+results are cached by request, in this process and in the user's cache directory.
 
 The lower bound needs no search. A microbatch passes all stages and returns. A rank does all its computation after the
-first microbatch has reached it. A link carries all messages between the first that can be sent and what remains of the
-route after the last. A rank that may keep K activations keeps each of them for at least a round trip to the end of the
-pipeline.
+first microbatch has reached it. A link carries all messages between the time of the first that can be sent and the rest
+of the route after the last. A rank that may keep K activations keeps each one for at least a round trip to the end of
+the pipeline.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ from testbed.workload.schedules.base import SCHEDULES, ScheduleEntry, ScheduleRe
 from testbed.workload.schedules.cp_sat import JobShop, canonical_orders, improve
 from testbed.workload.schedules.greedy import Limits, greedy
 
-SEARCH_VERSION = 2  # increase when the search would find something else
+SEARCH_VERSION = 2  # increase when the search would give another result
 MAX_WHOLE_ACTIONS = 1000  # larger steps are searched in windows, too
 WINDOW_ACTIONS = 240
 BOUND_TOLERANCE = 1e-6  # relative distance to the bound at which the search stops
-MAX_START_RATIO = 1.15  # of the time to beat: from a slower start only a bound is searched for
+MAX_START_RATIO = 1.15  # relative to the time to beat: from a slower start, only a bound is searched for
 BOUND_EFFORT = 8.0  # effort of a search for a bound only
 SETUP_EFFORT = 0.5  # effort to build the model of a window, per 1000 actions of a step
-WHOLE_SHARE = 0.6  # of the effort, for a larger step as a whole
-WINDOW_SHARE = 0.02  # of the effort, at most for one window
+WHOLE_SHARE = 0.6  # share of the effort for a larger step as a whole
+WINDOW_SHARE = 0.02  # largest share of the effort for one window
 
 LISTENER: ContextVar[Callable[[str], None] | None] = ContextVar("LISTENER", default=None)
 """Callback for progress messages of a search."""
@@ -57,7 +57,7 @@ LISTENER: ContextVar[Callable[[str], None] | None] = ContextVar("LISTENER", defa
 @SCHEDULES.register("optimal")
 @schedule(chunks=None, split=True, by_costs=True, searched=True)
 def optimal(request: ScheduleRequest) -> SearchResult:
-    """Search for the best order with one stage per rank, or two in a V. Raises ScheduleError for more."""
+    """Search for the best order with one stage per rank, or two in a V; raise ScheduleError for more."""
     if request.chunks > 2:
         raise ScheduleError(where="optimal", got=f"{request.chunks} chunks", expected="1 or 2")
     if (found := _find_cached(request)) is None:
@@ -88,7 +88,7 @@ def _find_cached(request: ScheduleRequest) -> SearchResult | None:
 
 
 def _store(request: ScheduleRequest, found: SearchResult) -> None:
-    """Cache a result; in this process only, where the folder cannot be written."""
+    """Cache a result; only in this process if the directory cannot be written."""
     key = _key(request)
     _known[key] = found
     text = json.dumps(
@@ -112,14 +112,14 @@ def _key(request: ScheduleRequest) -> str:
 
 
 def activation_limit(request: ScheduleRequest) -> int:
-    """Return the activations of stages that a rank may keep: `memory` times the most that a rank keeps under 1F1B."""
+    """Return the stage activations that a rank may keep: `memory` times the maximum that a rank keeps under 1F1B."""
     return max(request.chunks, round(request.memory * request.ranks * request.chunks))
 
 
 def find_optimal(request: ScheduleRequest, owners: Sequence[int]) -> SearchResult:
-    """Return the best orders found with stages on these ranks. Raises ScheduleError.
+    """Return the best orders found with stages on these ranks; raise ScheduleError if there are none.
 
-    The result is the same on every machine, as effort is counted, not timed. Without effort, or where the best named
+    The result is the same on every machine, since effort is counted, not timed. Without effort, or if the best named
     schedule reaches the bound, the result is that schedule.
     """
     shop = JobShop(tuple(owners), request.microbatches, request.costs, activation_limit(request))
@@ -140,7 +140,7 @@ def find_optimal(request: ScheduleRequest, owners: Sequence[int]) -> SearchResul
 
 
 class _Search:
-    """Improves orders until the effort is used up."""
+    """A search that improves orders until the effort is used up."""
 
     def __init__(self, shop: JobShop, orders: tuple[Order, ...], effort: float, beat_s: float) -> None:
         self.shop, self.orders, self.effort, self.beat_s = shop, orders, effort, beat_s
@@ -162,7 +162,7 @@ class _Search:
         self._adopt(found.orders)
 
     def _windows(self) -> None:
-        """Search windows, half a window further each time, until a whole pass brings no gain."""
+        """Search windows, advancing half a window each time, until a whole pass brings no gain."""
         each, first, since_gain = WINDOW_SHARE * self.effort, 0, 0
         count = sum(map(len, self.orders))
         while self.effort > 0 and since_gain < 2 * count / WINDOW_ACTIONS + 1:
@@ -175,7 +175,7 @@ class _Search:
             first = first + WINDOW_ACTIONS // 2 if first + WINDOW_ACTIONS < count else 0
 
     def _adopt(self, orders: tuple[Order, ...]) -> bool:
-        """Return whether orders are better. Equally good ones are adopted, too, to continue from."""
+        """Return whether orders are better; also adopt equally good ones as a new starting point."""
         step_s, before_s = self.shop.step_s(orders), self.step_s
         if step_s <= before_s:
             self.orders, self.step_s = orders, step_s
@@ -212,13 +212,13 @@ def _named_schedules(
 
 
 def lower_bound_s(shop: JobShop) -> float:
-    """Return a lower bound of the step time, in seconds. It allows weight gradients in parts, but nothing else."""
+    """Return a lower bound on the step time in seconds; it allows divided weight gradients, but nothing else."""
     path = _MicrobatchPath(shop)
     return max(*path.by_ranks(), *path.by_links(), *path.by_memory())
 
 
 class _MicrobatchPath:
-    """One microbatch alone: every action, when it starts, and what follows it."""
+    """A single microbatch alone: every action, its start, and the time that follows it."""
 
     def __init__(self, shop: JobShop) -> None:
         self.shop, costs = shop, shop.costs
@@ -242,7 +242,7 @@ class _MicrobatchPath:
         self.whole_s = self.ends_s[-1] + costs.of(Action(0, WEIGHT, 0))
 
     def by_ranks(self) -> Iterator[float]:
-        """Yield bounds by rank: all its computation, once the first microbatch has arrived."""
+        """Yield bounds by rank: all its computation after the first microbatch has arrived."""
         shop = self.shop
         for stages in self.stages:
             each_s = sum(

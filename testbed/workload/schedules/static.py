@@ -1,7 +1,7 @@
 """Schedules with a fixed order, independent of times. Each returns the order of every rank of a pipeline.
 
 Stages are assigned to ranks round-robin (loops), or forward and back (V). Orders and names are those of PyTorch's
-torch.distributed.pipelining.schedules, where it has them.
+torch.distributed.pipelining.schedules, if it has the schedule.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ Counts = dict[tuple[int, Kind], int]
 @SCHEDULES.register("GPipe")
 @schedule()
 def gpipe(request: ScheduleRequest) -> tuple[Order, ...]:
-    """Return GPipe: all forward, then all backward (Huang et al. 2019, arXiv:1811.06965)."""
+    """Return GPipe: all forwards, then all backwards (Huang et al. 2019, arXiv:1811.06965)."""
     return _chunk_by_chunk(request)
 
 
 @SCHEDULES.register("LoopedBFS")
 @schedule(chunks=None)
 def looped_bfs(request: ScheduleRequest) -> tuple[Order, ...]:
-    """Return all microbatches of a chunk before the next chunk (Lamy-Poirier 2023, arXiv:2211.05953)."""
+    """Return looped BFS: all microbatches of a chunk before the next chunk (Lamy-Poirier 2023, arXiv:2211.05953)."""
     return _chunk_by_chunk(request)
 
 
@@ -55,7 +55,7 @@ def _chunk_by_chunk(request: ScheduleRequest) -> tuple[Order, ...]:
 @SCHEDULES.register("1F1B")
 @schedule()
 def one_f_one_b(request: ScheduleRequest) -> tuple[Order, ...]:
-    """Return 1F1B: as few microbatches in flight as keep the ranks busy (Narayanan et al. 2021, arXiv:2104.04473)."""
+    """Return 1F1B: the fewest microbatches in flight that keep ranks busy (Narayanan et al. 2021, arXiv:2104.04473)."""
     ranks, microbatches = request.ranks, request.microbatches
 
     def order(rank: int) -> Order:
@@ -68,7 +68,7 @@ def one_f_one_b(request: ScheduleRequest) -> tuple[Order, ...]:
 
 
 def _one_forward_one_backward(count: int, ahead: int, action: Callable[[Kind, int], Action]) -> Order:
-    """Return `ahead` forwards, then forward and backward alternately, then the backwards that are left."""
+    """Return `ahead` forwards, then forward and backward alternately, then the remaining backwards."""
     warm_up = [action(FORWARD, step) for step in range(ahead)]
     steady = [
         pair for step in range(ahead, count) for pair in (action(FORWARD, step), action(FULL, step - ahead))
@@ -79,9 +79,9 @@ def _one_forward_one_backward(count: int, ahead: int, action: Callable[[Kind, in
 @SCHEDULES.register("Interleaved1F1B")
 @schedule(chunks=None)
 def interleaved_1f1b(request: ScheduleRequest) -> tuple[Order, ...]:
-    """Return 1F1B with `chunks` stages per rank (arXiv:2104.04473, section 2.2). Raises ScheduleError.
+    """Return 1F1B with `chunks` stages per rank (arXiv:2104.04473, section 2.2); may raise ScheduleError.
 
-    Microbatches run in rounds of `ranks`, or more where they do not divide evenly, as in PyTorch.
+    Microbatches run in rounds of `ranks`, or more if they do not divide evenly, as in PyTorch.
     """
     ranks, microbatches, chunks = request.ranks, request.microbatches, request.chunks
     rounds = max(1, microbatches // ranks)
@@ -113,7 +113,7 @@ def interleaved_1f1b(request: ScheduleRequest) -> tuple[Order, ...]:
 def zb_v(request: ScheduleRequest) -> tuple[Order, ...]:
     """Return ZBVZeroBubble: two chunks per rank in a V (arXiv:2401.10241).
 
-    It has no bubble where forward and both gradients take equal time. It needs as much memory as 1F1B. The rule assumes
+    It has no bubble if forward and both gradients take equal time. It needs the same memory as 1F1B. The rule assumes
     at least 2 x ranks - 1 microbatches; with fewer, the missing ones are left out.
     """
     ranks, microbatches = request.ranks, request.microbatches

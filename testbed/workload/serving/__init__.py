@@ -1,1 +1,1 @@
-"""Serving: arrival of requests, batching, and what nodes of accelerator cards compute and send for them."""
+"""Serving: arrival of requests, batching, and the computation and traffic of nodes of accelerator cards."""

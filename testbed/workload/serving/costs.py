@@ -1,4 +1,4 @@
-"""Time and memory of an accelerator card for requests: a roofline of arithmetic and memory. Real seconds and bytes."""
+"""Time and memory of an accelerator card for requests: a roofline of arithmetic and memory, in real figures."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ INDEX_BYTES, LENGTH_BYTES, FEATURE_BYTES, SCORE_BYTES, TOKEN_BYTES = 4, 4, 4, 4,
 
 
 class ServingProblem(BadInput, ValueError):
-    """Settings that do not fit together; `where` is a key of `workload.inference`."""
+    """The error for settings that do not fit together; `where` is a key of `workload.inference`."""
 
     def __init__(self, where: str, got: str, expected: str) -> None:
         super().__init__(where=where, got=got, expected=expected)
@@ -29,9 +29,9 @@ class Card:
         flops: Flop/s.
         bandwidth: Bytes/s of memory.
         memory_bytes: Size of its memory.
-        launch_s: Fixed time of each batch.
-        power_w: Power.
-        hourly_usd: Price.
+        launch_s: Fixed time per batch.
+        power_w: Power in watts.
+        hourly_usd: Price in US dollars per hour.
     """
 
     flops: float
@@ -42,7 +42,7 @@ class Card:
     hourly_usd: float
 
     def takes_s(self, flop: float, size_bytes: float) -> float:
-        """Return the launch plus the longer of computing and reading."""
+        """Return the launch time plus the longer of the compute and the memory time."""
         return self.launch_s + max(flop / self.flops, size_bytes / self.bandwidth)
 
 
@@ -67,8 +67,8 @@ class RecommendationCosts:
 
     Attributes:
         spec: The model.
-        itemsize: Bytes of a weight, and of a value of a row.
-        partial: Whether only used indices are sent.
+        itemsize: Bytes of a weight, and of a value in a row.
+        partial: Whether only the used indices are sent.
     """
 
     spec: RecommendationSpec
@@ -120,7 +120,7 @@ class GenerationCosts:
 
     @cached_property
     def weights(self) -> Layer:
-        """The numbers of all weights, of those that a token uses, and of experts' among both."""
+        """The numbers of all weights, of weights that a token uses, and of expert weights in each of these."""
         return layer_of(parameters(self.spec.model))
 
     @property
@@ -139,7 +139,7 @@ class GenerationCosts:
     def touched(self, tokens: int) -> float:
         """Return the weights that a pass over this many tokens reads.
 
-        Of the experts these are, on average, the ones that any of the tokens uses.
+        For experts, these are on average the weights of the experts that any of the tokens uses.
         """
         experts = getattr(dimensions(self.spec.model), "experts", 0)
         if not experts:

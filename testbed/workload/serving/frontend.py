@@ -1,4 +1,4 @@
-"""The front end of serving: arrival of requests, batching, and what models of all kinds plan for a batch."""
+"""The front end of serving: arrival of requests, batching, and the parts of a batch's plan common to all models."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ARRIVALS = "arrivals"
 
 @dataclass(frozen=True)
 class Batch:
-    """Requests that are served together: from `first` up to `end`, exclusive; sent at `closed_s`."""
+    """Requests that are served together: from `first` up to but excluding `end`, sent at `closed_s`."""
 
     first: int
     end: int
@@ -34,7 +34,7 @@ class Batch:
 
 
 def draw_arrivals(kind: str, rate_per_s: float, count: int, seed: int, burst: int = 1) -> list[float]:
-    """Return arrival times from 0 on, at `rate_per_s` on average (open loop: they do not wait for answers).
+    """Return arrival times from 0 on, at an average of `rate_per_s` (open loop: they do not wait for answers).
 
     Args:
         kind: Arrival process.
@@ -58,7 +58,7 @@ def draw_arrivals(kind: str, rate_per_s: float, count: int, seed: int, burst: in
 def read_arrivals(path: Path) -> list[float]:
     """Return the arrival times of a file with one non-decreasing time in seconds per line.
 
-    Raises ValueError, which names the line, and OSError.
+    ValueError, which names the line, or OSError is raised on failure.
     """
     found: list[float] = []
     for number, line in enumerate(path.read_text().splitlines(), 1):
@@ -79,7 +79,7 @@ def read_arrivals(path: Path) -> list[float]:
 def form_batches(arrivals_s: Sequence[float], size: int, wait_s: float) -> list[Batch]:
     """Group requests in order, at most `size` per batch.
 
-    A batch is sent when it is full, or `wait_s` after its first request.
+    A batch is sent when it is full, or `wait_s` after its first request arrives.
     """
     starts = [0]
     for number, arrival_s in enumerate(arrivals_s):
@@ -95,7 +95,7 @@ def form_batches(arrivals_s: Sequence[float], size: int, wait_s: float) -> list[
 
 @dataclass(frozen=True)
 class Node:
-    """A host and its cards, as ranks. `building` is the building's name."""
+    """A host and its cards, as ranks; `building` is the building's name."""
 
     host: int
     cards: tuple[int, ...]
@@ -104,7 +104,7 @@ class Node:
 
 @dataclass(frozen=True)
 class BatchPlanner:
-    """Plans what ranks do for one batch. Operations are named after their kind and the batch's number.
+    """A planner of the ranks' operations for one batch; names have the operation's kind and the batch's number.
 
     Attributes:
         builder: Builder of the plan.
@@ -125,13 +125,13 @@ class BatchPlanner:
         return node.host if self.entry is None else self.entry
 
     def arrive(self, gap_s: float, size_bytes: float) -> Mark:
-        """Close the batch this long after the one before, send it to the node's host, and return its arrival."""
+        """Close the batch this long after the previous one, send it to the node's host, and return its arrival."""
         here = self.at(self.node)
         closed = self.builder.pause(here, gap_s, name=f"batch {self.number}", stream=ARRIVALS)
         return self.send("requests", here, self.node.host, size_bytes, closed)
 
     def answer(self, kind: str, node: Node, size_bytes: float, after: Mark, *, apart: bool = False) -> Mark:
-        """Add an answer to where its requests arrived."""
+        """Add the answer, which is sent to the rank where the requests arrived."""
         return self.send(kind, node.host, self.at(node), size_bytes, after, apart=apart)
 
     def send(
@@ -144,9 +144,9 @@ class BatchPlanner:
         *,
         apart: bool = False,
     ) -> Mark:
-        """Add a message and return the handle of its arrival; no message within a rank.
+        """Add a message and return the handle of its arrival; there is no message within a rank.
 
-        Messages of a kind between two ranks are sent in order; `apart` those of each batch on their own.
+        Messages of a kind between two ranks are sent in order; with `apart`, only within each batch.
         """
         if source == target:
             assert isinstance(after, Mark)
@@ -176,13 +176,13 @@ class BatchPlanner:
     def compute(
         self, kind: str, card: int, seconds: float, after: Iterable[Mark], part: int | None = None
     ) -> Mark:
-        """Add work of a card, which runs one piece at a time, in the order in which they become ready."""
+        """Add work for a card, which runs one piece at a time, in the order in which pieces become ready."""
         name = f"{kind} {self.number}" if part is None else f"{kind} {self.number}.{part}"
         return self.builder.compute(card, seconds, name=name, after=after, stream=QUEUE)
 
 
 class ServingModel(ABC):
-    """What nodes do for batches to a model. The cards of a node take turns, unless they serve together.
+    """The operations of nodes for a model's batches; the cards of a node take turns unless they serve together.
 
     Attributes:
         spec: The scenario's settings.
@@ -191,24 +191,24 @@ class ServingModel(ABC):
 
     def __init__(self, spec: InferenceSpec, card: Card) -> None:
         self.spec, self.card = spec, card
-        self.turns: Counter[int] = Counter()  # by a node's host
+        self.turns: Counter[int] = Counter()  # by host of a node
 
     @abstractmethod
     def serve(self, plan: BatchPlanner, gap_s: float) -> list[Mark]:
-        """Plan a batch that is closed `gap_s` after the one before; return the arrivals of the answer's parts."""
+        """Plan a batch that is closed `gap_s` after the previous one; return the arrivals of the answer's parts."""
 
     def take_turn(self, node: Node) -> int:
-        """Return the number of a batch on its node, from which the card follows that serves it."""
+        """Return the number of a batch on its node, which determines the card that serves it."""
         self.turns[node.host] += 1
         return self.turns[node.host] - 1
 
     def check_memory(self, needed_bytes: float, what: str = "") -> None:
-        """Raise ServingProblem where a card's memory is too small."""
+        """Raise ServingProblem if a card's memory is too small."""
         if needed_bytes > self.card.memory_bytes:
             found = f"{self.spec.partition}, which needs {format_size(round(needed_bytes))}{what} on a card"
             expected = f"at most {format_size(round(self.card.memory_bytes))}, a card's memory"
             raise ServingProblem("partition", found, expected)
 
     def path(self, node: Node, source: int, target: int) -> list[int]:
-        """Return the ranks on the way from one of a node's cards to another, by the host where it relays."""
+        """Return the ranks on the path from one of a node's cards to another, which includes a relaying host."""
         return [source, *([node.host] if self.spec.gather == HOST else []), target]

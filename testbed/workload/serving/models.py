@@ -1,7 +1,7 @@
-"""What nodes do for requests to a transformer and to a recommendation model, on the cards of each node.
+"""The operations of nodes and their cards for requests to a transformer and to a recommendation model.
 
-A transformer: prefill, the cache of keys and values, and one token after the other. A recommendation model: indices to
-cards, look-ups, pooled vectors, the dense part.
+A transformer has prefill, a cache of keys and values, and one token after another. A recommendation model has indices
+that are sent to cards, look-ups, pooled vectors, and the dense part.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from testbed.workload.serving.frontend import BatchPlanner, Node, ServingModel
 
 
 class Generation(ServingModel):
-    """Serves batches on nodes, with separate nodes for `decode` and `experts` if given.
+    """A transformer that serves batches on nodes, with separate nodes for `decode` and `experts` if given.
 
-    Raises ServingProblem where a card's memory is too small.
+    ServingProblem is raised if a card's memory is too small.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Generation(ServingModel):
         self.check_memory(weights * self.costs.itemsize, " of weights")
 
     def _next_cards(self, node: Node) -> tuple[int, ...]:
-        """Return the cards for a batch: all, or the next one."""
+        """Return the cards for a batch: all cards, or the next one in turn."""
         return node.cards if self.piped else (node.cards[self.take_turn(node) % len(node.cards)],)
 
     def serve(self, plan: BatchPlanner, gap_s: float) -> list[Mark]:
@@ -88,7 +88,7 @@ class Generation(ServingModel):
         return plan.answer("token", node, plan.size * TOKEN_BYTES, out, apart=True)
 
     def _return_token(self, plan: BatchPlanner, path: Sequence[int], after: Mark) -> Mark:
-        """Send the last card's token to the first card, which continues with it."""
+        """Send the last card's token to the first card, which continues from it."""
         return plan.relay("next", path, plan.size * TOKEN_BYTES, after, apart=True)
 
     def _move_cache(
@@ -101,7 +101,7 @@ class Generation(ServingModel):
     ) -> list[Mark]:
         """Move each card's part of the cache to its counterpart in the decode node.
 
-        The first of these gets the token, too.
+        The first card of the decode node also gets the token.
         """
         part = self.costs.cache_bytes(plan.size * self.model.prompt_tokens) / len(cards)
         hosts = [plan.node.host, target_node.host] if self.spec.gather == HOST else []
@@ -126,9 +126,9 @@ class Generation(ServingModel):
         after: Sequence[Mark],
         part: int | None = None,
     ) -> list[Mark]:
-        """Plan a pass of tokens through all layers, which reads the cache of `context` tokens.
+        """Plan a pass of tokens through all layers; the pass reads the cache of `context` tokens.
 
-        Returns the handle of each card's end.
+        The result has the handle of each card's last operation.
         """
         if self.experts:
             return [self._layers(plan, kind, cards[0], tokens, context, after, part)]
@@ -180,12 +180,12 @@ class Generation(ServingModel):
 
 
 def shares(tables: int, cards: int) -> list[int]:
-    """Return the number of tables on each card, as even as possible."""
+    """Return the number of tables on each card, as evenly divided as possible."""
     return [tables // cards + (card < tables % cards) for card in range(cards)]
 
 
 class Recommendation(ServingModel):
-    """Serves batches on nodes. Raises ServingProblem where a card's memory is too small."""
+    """A recommendation model that serves batches on nodes; raises ServingProblem if a card's memory is too small."""
 
     def __init__(self, spec: InferenceSpec, card: Card, nodes: Sequence[Node]) -> None:
         super().__init__(spec, card)
@@ -217,7 +217,7 @@ class Recommendation(ServingModel):
         return [plan.answer("answer", plan.node, scores_bytes, back)]
 
     def _lookup(self, plan: BatchPlanner, card: int, tables: int, after: Sequence[Mark]) -> list[Mark]:
-        """Plan the look-ups of a card's tables; without tables, return what it waited for."""
+        """Plan the look-ups of a card's tables; without tables, return the handle that it would wait for."""
         if not tables:
             return list(after)
         seconds = self.card.takes_s(0.0, self.costs.lookup_bytes(plan.size, tables))
@@ -235,7 +235,7 @@ class Recommendation(ServingModel):
         return self._dense(plan, card, 1.0, looked_up), card
 
     def _sharded(self, plan: BatchPlanner, ready: Mark, turn: int) -> tuple[Mark, int]:
-        """Plan a batch on all cards; the card with the dense part uses its own pooled vectors and needs all others'."""
+        """Plan a batch on all cards; the card with the dense part uses its own and all others' pooled vectors."""
         costs, host, cards, size = self.costs, plan.node.host, plan.node.cards, plan.size
         last = cards[turn % len(cards)]
         own: list[Mark] = []

@@ -1,4 +1,4 @@
-"""All requests of a step as a plan: fixed in advance, or in pieces whose servers are chosen on arrival."""
+"""The plan of all requests of a step: fixed in advance, or in pieces whose servers are chosen on arrival."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from testbed.workload.serving.models import Generation, Recommendation
 
 @dataclass(frozen=True)
 class Answer:
-    """The answer to a batch: the operations that deliver it. The first delivers the first token, or everything."""
+    """The answer to a batch: the operations that deliver it; the first one delivers the first token or everything."""
 
     batch: Batch
     node: Node
@@ -44,9 +44,9 @@ class Serving:
         nodes: All nodes that take part.
         arrivals_s: Arrival time of each request.
         answers: Answer to each batch.
-        batches: The batches, where servers are chosen on arrival.
-        dispatching: The dispatcher's inputs, where servers are chosen on arrival. `plan` and `answers` are then those
-            of round-robin, until `as_executed` replaces them.
+        batches: The batches, if servers are chosen on arrival.
+        dispatching: The dispatcher's inputs, if servers are chosen on arrival. In that case `plan` and `answers` are
+            those of round-robin until `as_executed` replaces them.
         dispatched: The dispatcher's decisions.
     """
 
@@ -72,12 +72,12 @@ class Serving:
 
     @property
     def offered_per_s(self) -> float:
-        """Requests per second, as they arrived."""
+        """The arrival rate of requests per second."""
         return len(self.arrivals_s) / self.arrivals_s[-1] if self.arrivals_s[-1] else 0.0
 
     @cached_property
     def computing_s(self) -> Mapping[int, float]:
-        """The compute time of each card in the step, emulated."""
+        """The emulated compute time of each card in the step."""
         return {
             card: sum(one.duration_s for one in self.plan.ranks[card] if isinstance(one, Computing))
             for node in self.nodes
@@ -102,14 +102,14 @@ def plan_serving(
         request: The request for a plan.
         spec: The scenario's settings.
         nodes: Nodes that serve.
-        arrivals_s: Arrival time of each request, real.
+        arrivals_s: Arrival time of each request, in real seconds.
         entry: Rank where requests arrive; None for their node's host.
         decode: Separate nodes for decode.
         experts: Separate nodes for experts.
         names: Host names of the nodes that serve.
 
     Raises:
-        ServingProblem: The settings do not fit together.
+        ServingProblem: If the settings do not fit together.
     """
     if not nodes:
         raise ServingProblem("serve", "no node", "a building with nodes")
@@ -122,7 +122,7 @@ def plan_serving(
 
     model, builder, batching = make_model(), PlanBuilder(request), spec.batching
     if entry is None and len(nodes) > 1 and batching.size > 1:
-        # batches of several nodes do not mix
+        # batches of different nodes are not mixed
         expected = "1 with several nodes, or an entry where batches are made"
         raise ServingProblem("batching.size", str(batching.size), expected)
     batches = form_batches(arrivals_s, batching.size, batching.wait_s)
@@ -152,7 +152,7 @@ def plan_dispatching(
 ) -> Dispatching:
     """Return the dispatcher's inputs for batches that arrive at `entry`, or at the host of the only node.
 
-    Raises ServingProblem where there are several nodes and no entry.
+    ServingProblem is raised if there are several nodes and no entry.
     """
     if entry is None and len(nodes) > 1:
         got = spec.dispatch if spec.retry is None else f"{spec.dispatch} with retry"
@@ -171,7 +171,7 @@ def plan_dispatching(
         spec.dispatch,
         None if retry is None else request.seconds(retry.after_s),
         0 if retry is None else retry.most,
-        # behind a host's connection the failing card is not known
+        # behind a host's connection, the failing card is unknown
         by_node=entry is not None,
         seed=request.seed,
     )

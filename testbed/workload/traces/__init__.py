@@ -1,1 +1,1 @@
-"""Execution traces: what each rank of a job did in a step, in real figures, whatever tool recorded it."""
+"""Execution traces: the operations of each rank of a job in a step, in real figures, from any recording tool."""

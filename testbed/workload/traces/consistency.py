@@ -1,4 +1,4 @@
-"""Checks that the ranks of a trace fit together, before anything is built; errors name the places on both sides.
+"""Checks, before anything is built, that the ranks of a trace are consistent; errors name the places on both sides.
 
 Members of a group must run the same collectives in the same order, each send needs a receive, and ranks must not
 deadlock.
@@ -22,32 +22,33 @@ from testbed.workload.traces.trace import (
     previous_of_stream,
 )
 
-MAX_SHOWN_RANKS = 4  # of a deadlock
+MAX_SHOWN_RANKS = 4  # ranks shown of a deadlock
 
 
 def check_matching(trace: JobTrace, *, senders_wait: bool = False) -> None:
-    """Check that the ranks of a trace fit together. Raises TraceError, which names the places on both sides.
+    """Check that the ranks of a trace are consistent; raise TraceError, which names the places on both sides.
 
-    With `senders_wait`, a send completes only when its receive has been posted, as with NCCL; otherwise at once.
+    With `senders_wait`, a send completes only after its receive has been posted, as with NCCL; otherwise it completes
+    at once.
     """
     if (problem := first_mismatch(trace, senders_wait=senders_wait)) is not None:
         raise TraceError(problem)
 
 
 def first_mismatch(trace: JobTrace, *, senders_wait: bool = False) -> str | None:
-    """Return the first inconsistency, in words; None where there is none."""
+    """Describe the first inconsistency; return None if there is none."""
     found = next(_collectives(trace), None) or next(_messages(trace), None)
     return found or _deadlock(trace, senders_wait)
 
 
 def describe_place(rank: int, node: Node) -> str:
-    """Return a node's rank and, as far as known, its place in the program, for people."""
+    """Describe a node's rank and, as far as known, its place in the program."""
     module = f" in {node.module}" if node.module else ""
     return f"rank {rank} at {node.site or node.name}{module}"
 
 
 def _collectives(trace: JobTrace) -> Iterator[str]:
-    """Yield groups whose members run different collectives, lowest ranks first."""
+    """Yield the groups whose members run different collectives, with the lowest ranks first."""
     done: dict[str, dict[int, list[Collective]]] = defaultdict(dict)
     for rank, own in enumerate(trace.ranks):
         for node in own:
@@ -133,7 +134,7 @@ NodeIndex = tuple[int, int]
 
 
 class _Meeting(NamedTuple):
-    """Nodes that complete once all of `ends` have been reached."""
+    """A set of nodes that complete once all of `ends` have been reached."""
 
     ends: Sequence[NodeIndex]
     completes: Sequence[NodeIndex]
@@ -159,7 +160,7 @@ def _meetings(trace: JobTrace, senders_wait: bool) -> Iterator[_Meeting]:
 
 
 def _deadlock(trace: JobTrace, senders_wait: bool) -> str | None:
-    """Return which ranks wait for each other forever, in words."""
+    """Describe which ranks wait for each other forever."""
     # a node is reached, the meeting that completes it takes place, and it is done
     before: dict[Hashable, Iterable[Hashable]] = {}
     meetings: dict[NodeIndex, _Meeting] = {}

@@ -1,4 +1,4 @@
-"""Orders of a job's ranks by their communication in its trace, and a job with its ranks in another order."""
+"""Orders of a job's ranks based on the communication in its trace, and reordering of a job's ranks."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ MAX_PERMUTED_KINDS = 4  # 24 permutations
 
 
 def families_of(trace: JobTrace) -> dict[str, tuple[tuple[int, ...], ...]]:
-    """Return the ranks that each kind of communication joins, two or more each, lowest first.
+    """Return the sets of two or more ranks that each kind of communication connects, lowest first.
 
-    Groups of a kind with a common rank are merged, as are messages: a pipeline is all ranks that send to each other.
+    Groups of a kind with a common rank are merged, and so are messages: a pipeline consists of all ranks that send to
+    each other.
     """
     pairs: dict[str, set[tuple[int, int]]] = {}
     for rank, own in enumerate(trace.ranks):
@@ -38,7 +39,7 @@ def _components(count: int, pairs: Iterable[tuple[int, int]]) -> tuple[tuple[int
 
 
 def order_of(trace: JobTrace, kinds: Sequence[str]) -> tuple[int, ...]:
-    """Return the rank at each place: ranks that the last kind joins are adjacent, then those of the kind before.
+    """Return the rank at each position: ranks that the last kind connects are adjacent, then those of the kind before.
 
     Kinds are those of `families_of`, outermost first, as in a placement of parallelism. Other ranks keep their order.
     """
@@ -53,10 +54,10 @@ def order_of(trace: JobTrace, kinds: Sequence[str]) -> tuple[int, ...]:
 
 
 def placements_of(trace: JobTrace) -> dict[tuple[str, ...], tuple[int, ...]]:
-    """Return placements that give different rank orders, apart from the ranks' own, with their orders.
+    """Return the placements that give different rank orders, other than the ranks' own, with their orders.
 
     These are all permutations of the kinds; with more than MOST_ORDERED kinds, only the choice of the innermost one. A
-    kind that joins all ranks has no effect.
+    kind that connects all ranks has no effect.
     """
     everybody = tuple(range(len(trace.ranks)))
     apart = [kind for kind, families in families_of(trace).items() if families != (everybody,)]

@@ -1,8 +1,8 @@
 """A recorded step of a job: computation and communication of every rank, with dependencies.
 
-All figures are real ones of the recorded job; `testbed.workload.trace_conversion` makes a plan from it at a scenario's
-scale. Within a rank, nodes of one stream run in the order in which they are listed, and streams run concurrently, as on
-an accelerator.
+All figures are real figures of the recorded job; `testbed.workload.trace_conversion` converts it to a plan at a
+scenario's scale. Within a rank, nodes of one stream run in the order in which they are listed, and streams run
+concurrently, as on an accelerator.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ _BYTES_OF = {dtype: size for size, dtypes in _ELEMENT_BYTES.items() for dtype in
 
 
 class TraceError(BadInput):
-    """A trace that cannot be read, or is inconsistent; the message names file, place, and what was expected."""
+    """The error for a trace that cannot be read or is inconsistent; it names file, place, and expectation."""
 
 
 def element_bytes(dtype: str) -> int:
-    """Return the bytes of an element of this type, by the name in nodes. Raises TraceError for an unknown type."""
+    """Return the bytes of an element of the type with this name in nodes; raise TraceError for an unknown type."""
     if dtype not in _BYTES_OF:
         raise TraceError(f"dtype: got {dtype}, expected one of {', '.join(_BYTES_OF)}")
     return _BYTES_OF[dtype]
@@ -64,8 +64,8 @@ class Node:
         name: Label for records.
         stream: Stream of the rank that ran it.
         after: Indices of earlier nodes of the rank that it depends on.
-        module: Part of the model that it belongs to, such as "layers.3.mlp"; "" unknown.
-        site: FILE:LINE of the call; "" unknown.
+        module: Part of the model that it belongs to, such as "layers.3.mlp"; "" if unknown.
+        site: FILE:LINE of the call; "" if unknown.
     """
 
     name: str
@@ -81,9 +81,9 @@ class Compute(Node):
 
     Attributes:
         duration_s: Real seconds.
-        flops: Floating-point operations that the duration was estimated from; 0 unknown.
-        touched_bytes: Bytes of memory that the duration was estimated from; 0 unknown.
-        kind: forward, backward, or compute for anything else; as timelines show it.
+        flops: Floating-point operations from which the duration was estimated; 0 if unknown.
+        touched_bytes: Bytes of memory from which the duration was estimated; 0 if unknown.
+        kind: forward, backward, or compute for anything else, as timelines show it.
     """
 
     duration_s: float = 0.0
@@ -94,7 +94,7 @@ class Compute(Node):
 
 @dataclass(frozen=True)
 class Collective(Node):
-    """A collective of a group of the trace, whose members start its collectives in the same order.
+    """A collective of a group of the trace; all members start the group's collectives in the same order.
 
     Attributes:
         group: Name of the group.
@@ -103,7 +103,7 @@ class Collective(Node):
         numel: Elements of a rank's larger array.
         dtype: NumPy's name, or bfloat16 or float8.
         splits: For an all_to_all_v, elements that this rank sends to each member.
-        root: Rank in the job of the root, for collectives that have one.
+        root: The root's rank in the job, for collectives that have a root.
         kind: Category by which results are summed up, such as a dimension of parallelism.
         algorithm: One of the testbed's algorithms; "" leaves the choice to the executor.
     """
@@ -123,10 +123,10 @@ class PointToPoint(Node):
     """One end of a message.
 
     Attributes:
-        peer: Rank in the job of the other end.
+        peer: The other end's rank in the job.
         numel: Number of elements.
         dtype: Type of an element.
-        tag: Distinguishes concurrent messages of a pair; messages with equal tags are matched in order.
+        tag: Tag that distinguishes concurrent messages of a pair; messages with equal tags are matched in order.
         sends: Whether this is the sending end.
         kind: Category by which results are summed up.
     """
@@ -151,10 +151,10 @@ class JobTrace:
 
     Attributes:
         ranks: Nodes of each rank.
-        groups: Ranks that run collectives together, in order, by unique names.
-        origin: Who recorded it and from what, for people.
-        accelerator: Accelerator for which compute times were estimated; "" unknown.
-        left_out: What the files of another program contain that a trace cannot hold, in words.
+        groups: Ranks that run collectives together, in order, by unique group name.
+        origin: Description of the recording tool and its source, for users.
+        accelerator: Accelerator for which compute times were estimated; "" if unknown.
+        left_out: Description of the content of another program's files that a trace cannot represent.
     """
 
     ranks: tuple[RankTrace, ...]
@@ -166,7 +166,7 @@ class JobTrace:
     def map_nodes(self, transform: Callable[[Node], Node]) -> JobTrace:
         """Return the job with `transform` applied to each node; ranks that share nodes still share them.
 
-        Ranks of a large job are mostly equal and share their nodes: `transform` is called once for each.
+        Ranks of a large job are mostly equal and share their nodes, so `transform` is called only once per shared node.
         """
         nodes: dict[int, Node] = {}
         new_ranks: dict[int, RankTrace] = {}
@@ -179,7 +179,7 @@ class JobTrace:
         return replace(self, ranks=tuple(new_ranks[id(own)] for own in self.ranks))
 
     def write(self, path: Path) -> Path:
-        """Write the trace as JSON, gzipped where the name ends in .gz; equal nodes are written once."""
+        """Write the trace as JSON, gzipped if the name ends in .gz; equal nodes are written only once."""
         numbers: dict[Node, int] = {}
         ranks = [[numbers.setdefault(node, len(numbers)) for node in own] for own in self.ranks]
         document = {
@@ -198,7 +198,7 @@ class JobTrace:
 
     @classmethod
     def read(cls, path: Path) -> JobTrace:
-        """Read a trace that `write` wrote. Raises TraceError where the file is not one, or is inconsistent."""
+        """Read a trace that `write` wrote; raise TraceError if the file is not a trace or is inconsistent."""
         try:
             data = path.read_bytes()
             document = json.loads(gzip.decompress(data) if path.suffix == ".gz" else data)
@@ -228,7 +228,7 @@ class JobTrace:
         return found
 
     def check(self, where: str) -> None:
-        """Check that everything that nodes refer to exists. Raises TraceError, which names rank and node."""
+        """Check that all references of nodes exist; raise TraceError, which names rank and node."""
         for name, members in self.groups.items():
             if len(set(members)) != len(members) or not set(members) <= set(range(len(self.ranks))):
                 expected = f"different ranks of 0 to {len(self.ranks) - 1}"
@@ -286,7 +286,7 @@ _FIELD_TYPES: dict[str, Any] = {"str": str, "bool": bool, "int": int, "float": i
 
 
 def _node(number: int, entry: Mapping[str, Any]) -> Node:
-    """Make a node from an entry of a file. Raises ValueError for a value of a wrong type, TypeError, KeyError."""
+    """Make a node from an entry of a file; raise ValueError, TypeError or KeyError for a wrong entry."""
     values: dict[str, Any] = {
         key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()
     }
@@ -305,14 +305,14 @@ def _fits(value: Any, declared: str) -> bool:
 
 
 def _unknown_fields(document: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the fields of a file that are not read, in words."""
+    """Describe the fields of a file that are not read."""
     known = {"format", "schema", "origin", "accelerator", "groups", "nodes", "ranks"}
     unknown = sorted(set(document) - known)
     return (f"fields {', '.join(unknown)}",) if unknown else ()
 
 
 def previous_of_stream(nodes: Iterable[Node]) -> list[int | None]:
-    """Return for each node of a rank the index of the previous node of its stream; None for the first."""
+    """Return, for each node of a rank, the index of the previous node of its stream; None for the first."""
     last: dict[str, int] = {}
     found = []
     for number, node in enumerate(nodes):
@@ -330,7 +330,7 @@ Event = TypeVar("Event", bound=Hashable)
 
 
 def before_cycles(before: Mapping[Event, Iterable[Event]]) -> Iterator[Event]:
-    """Yield the keys in the order of what they depend on, as far as no cycle keeps them from their turn."""
+    """Yield the keys in dependency order, leaving out those that are in or behind a cycle."""
     sorter = TopologicalSorter(before)
     with contextlib.suppress(CycleError):
         sorter.prepare()

@@ -1,4 +1,4 @@
-"""Drawings of a run by name; each is a class that registers itself, or in a user's own file."""
+"""Drawings of a run by name; each is a class that registers itself, or a class in a user's own file."""
 
 from testbed.show.report.panels.base import PANELS, Panel
 

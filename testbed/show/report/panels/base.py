@@ -1,4 +1,4 @@
-"""Panel interface, a drawing of a run or of one of its variants, and the panels added to a report."""
+"""The panel interface (a drawing of a run or of one of its variants), and the panels added to a report."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ class Panel(ABC):
     @staticmethod
     @abstractmethod
     def draw(run: RunData, variant: JsonObject) -> Markup | None:
-        """Return an SVG image, such as `testbed.show.report.svg.Drawing` makes; None if the run lacks its records."""
+        """Return an SVG image, such as a `testbed.show.report.svg.Drawing`; None if the run lacks the records."""
 
     @classmethod
     def image(cls, name: str, run: RunData, variant: JsonObject) -> ET.Element | None:
         """Draw and check that the result is well-formed XML; None if the run lacks the records.
 
-        Raises PluginError.
+        PluginError is raised if a panel fails.
         """
         source = Path(getattr(sys.modules[cls.__module__], "__file__", None) or cls.__module__)
         with attribute_errors(f"panel {name}", source):
@@ -47,7 +47,7 @@ class Panel(ABC):
 
     @classmethod
     def document(cls, name: str, folder: Path, variant: JsonObject) -> str:
-        """Return the image of a run directory as an SVG document. Raises BadInput, BadResult, PluginError."""
+        """Return the image of a run directory as an SVG document; may raise BadInput, BadResult or PluginError."""
         image = cls.image(name, load_run(folder), variant)
         if image is None:
             raise BadInput(where="figure", got=repr(name), expected="one that the run has records for")
@@ -72,7 +72,7 @@ class AddedPanel:
 def added_panels(run: RunData, asked: Sequence[str]) -> list[AddedPanel]:
     """Draw the panels of all installed packages and the requested ones; skip those without records.
 
-    Raises PluginError.
+    PluginError is raised if a panel fails.
     """
     found = []
     for name in dict.fromkeys((*PANELS.installed, *asked)):

@@ -1,4 +1,4 @@
-"""The registry of workloads: functions from a request, and a scenario's options, to every rank's plan."""
+"""The registry of workloads: functions that map a request and a scenario's options to every rank's plan."""
 
 from __future__ import annotations
 
@@ -43,11 +43,12 @@ def make_plan(name: str, request: JobRequest, options: Mapping[str, Any]) -> Job
     Args:
         name: A workload of WORKLOADS, or FILE.py:NAME.
         request: The request.
-        options: Arguments of the function besides the request.
+        options: Arguments of the function in addition to the request.
 
     Raises:
-        PluginError: The function raises, or a plug-in's result is no plan for these ranks; names file and line.
-        ConfigError: The function refuses an option, by a PlanProblem with the option's name as `where`.
+        PluginError: If the function raises, or a plug-in's result is not a plan for these ranks; it names file and
+            line.
+        ConfigError: If the function rejects an option with a PlanProblem that has the option's name as `where`.
     """
     make = WORKLOADS.find(name)
     file, line = source_of(make)
@@ -80,7 +81,7 @@ def _check_plugin_plan(plan: JobPlan, request: JobRequest, where: str) -> None:
 
 
 def is_plugin(name: str) -> bool:
-    """Return whether a workload is a user's own, from a file or a package. Raises PluginError."""
+    """Return whether a workload is a user's own, from a file or a package; raise PluginError on failure."""
     return not WORKLOADS.find(name).__module__.startswith("testbed.")
 
 

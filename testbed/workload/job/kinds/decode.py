@@ -1,4 +1,4 @@
-"""Decoding with experts: tokens go to the ranks of their experts and back, layer by layer, token by token."""
+"""Decoding with experts: tokens travel to the ranks of their experts and back, layer by layer, token by token."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EXCHANGE, CACHED = HANDLES = ("exchange", "cached")
 BATCH, TOKENS = 128, 1  # defaults: per rank, per sequence
 METHOD_OPTIONS = ("batch", "tokens", "metadata", "handles", "chaining")
 """Options that select how much is decoded in a step, or how; the others describe the model."""
-COUNT_BYTES = 8  # of a row count, and of an expert's number
+COUNT_BYTES = 8  # size of a row count, and of an expert's number
 Rows = tuple[tuple[int, ...], ...]
 
 
@@ -40,32 +40,32 @@ def decode(
 ) -> JobPlan:
     """Plan decoding of `batch` sequences on each rank, with experts spread evenly over the ranks.
 
-    Every token goes to some of the experts. Each layer is computation (attention), dispatch of rows to the experts'
-    ranks, computation (experts), and combine, which returns as many rows. A rank receives a token once, however many of
-    its experts the token uses, so at most `batch` rows go from one rank to another. The experts of a token are drawn
-    from the seed, anew for each layer and token.
+    Every token goes to some of the experts. Each layer consists of computation (attention), dispatch of rows to the
+    experts' ranks, computation (experts), and combine, which returns the same number of rows. A rank receives a token
+    once, however many of its experts the token uses, so one rank sends at most `batch` rows to another. The experts of
+    a token are drawn at random from the seed, separately for each layer and token.
 
     Args:
-        request: What the plan is for.
+        request: Request that the plan is for.
         batch: Sequences per rank; each has one token in flight.
         experts: Experts of each layer; a multiple of the ranks.
         experts_per_token: Distinct experts that a token uses.
         row: Bytes of a token on the wire.
         layers: Layers with experts.
-        tokens: Tokens of each sequence, one after the other.
+        tokens: Tokens of each sequence, one after another.
         compute: Compute time of a layer, half before the dispatch and half before the combine.
-        metadata: Where row counts are. eager: the host reads them before each dispatch
+        metadata: Location of row counts. eager: the host reads them before each dispatch
             (`software_cost.synchronisation`) and sends the actual rows. graph_padded: the host never knows them; a
             captured graph sends `batch` rows to every rank. resident: they stay on the device, and the actual rows are
             sent. gathered: the baseline; all ranks gather counts and expert numbers in two all-gathers, the host reads
             them, then an all-to-all sends the actual rows.
         handles: exchange: counts, and with protocol rendezvous buffers, are announced before the rows of each dispatch.
-            cached: buffers are known and doubled, and counts travel with the rows: nothing else is sent. Needs metadata
-            resident.
-        chaining: Whether the buffers of one rank's experts are posted as one chain, at the cost of one message. Else
-            each further buffer delays the sender by `software_cost.per_message` before its rows leave.
+            cached: buffers are known and doubled, counts travel with the rows, and nothing else is sent; this needs
+            metadata resident.
+        chaining: Whether the buffers of one rank's experts are posted as one chain, at the cost of one message.
+            Otherwise each further buffer delays the sender by `software_cost.per_message` before its rows leave.
         routing_skew: Standard deviation of an expert's share of tokens, relative to an even share; drawn once for each
-            layer (log-normal). 0 for even shares.
+            layer (log-normal); 0 for even shares.
     """
     _check(request.ranks, batch, experts, experts_per_token, metadata, handles)
     if not 0 <= routing_skew <= 10:
@@ -86,7 +86,7 @@ def decode(
 
 
 def expert_shares(seed: str, experts: int, skew: float) -> Sequence[float]:
-    """Return the relative load of each expert of a layer; empty where all are equal."""
+    """Return the relative load of each expert of a layer; empty if all are equal."""
     return routing_weights(random.Random(seed), experts, skew) if skew else ()
 
 
@@ -106,7 +106,7 @@ def draw_routing(
         batch: Tokens per rank.
         experts: Number of experts.
         experts_per_token: Distinct experts that a token uses.
-        shares: Relative probability of each expert, drawn without replacement; empty for equal ones.
+        shares: Relative probability of each expert, drawn without replacement; empty for equal probabilities.
 
     Returns:
         Rows from each rank (rows) to each rank (columns), and the number of experts that those rows use there.
@@ -153,7 +153,7 @@ def _check(ranks: int, batch: int, experts: int, experts_per_token: int, metadat
 
 
 class _DecodePlanner:
-    """Makes the operations of one rank, which are the same on all ranks."""
+    """A planner of one rank's operations, which are the same on all ranks."""
 
     def __init__(
         self,
@@ -168,7 +168,7 @@ class _DecodePlanner:
         self.operations: list[Operation] = []
         self._request, self._batch = request, batch
         row_bytes = parse_size(row) if isinstance(row, str) else row
-        # the scale shrinks rows; their number stays
+        # the scale shrinks rows, but not their number
         self._row = max(1, round(request.scale.emulated_bytes(row_bytes) / request.itemsize))
         self._half_s = request.seconds(compute) / 2
         read_s = request.scenario.transport.software_cost.synchronisation_s
@@ -179,7 +179,7 @@ class _DecodePlanner:
         algorithms = {PADDED: "padded", GATHERED: "told_counts"}
         counted = "told_counts" if handles == CACHED else "late_counts_at_once"
         self._algorithm = algorithms.get(metadata, counted)
-        # combine returns the rows of the dispatch, so that counts are known
+        # combine returns the rows of the dispatch, so the counts are known
         self._back = "padded" if metadata == PADDED else "told_counts"
 
     def layer(self, name: str, rows: Rows, buffers: Rows, experts_per_token: int) -> None:
@@ -199,7 +199,7 @@ class _DecodePlanner:
         self._exchange(f"combine of {name}", "combine", self._back, back)
 
     def _post(self, name: str, buffers: Sequence[Sequence[int]]) -> None:
-        """Add the time to post further buffers, by the rank with the most; all others wait for it anyway."""
+        """Add the time to post further buffers, for the rank with the most; all others wait for it anyway."""
         further = max(
             sum(max(0, count - 1) for target, count in enumerate(own) if target != source)
             for source, own in enumerate(buffers)

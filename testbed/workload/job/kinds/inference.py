@@ -1,4 +1,4 @@
-"""Inference requests that arrive on their own schedule, and nodes of accelerator cards that answer them."""
+"""Inference requests that arrive on an independent schedule, and nodes of accelerator cards that answer them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from testbed.workload.serving.request_plan import Serving, plan_serving
 def inference(request: JobRequest) -> Serving:
     """Plan all requests of `workload.inference` in one step."""
     spec = request.scenario.workload.inference
-    assert spec is not None  # by the scenario's checks
+    assert spec is not None  # guaranteed by the scenario's checks
     nodes = nodes_of(request)
     try:
         generation = spec.generation
@@ -50,7 +50,7 @@ def inference(request: JobRequest) -> Serving:
 
 
 def _check_kills(scenario: Scenario) -> None:
-    """Check that no killed rank is to return."""
+    """Check that no killed rank is supposed to return."""
     for index, event in enumerate(scenario.events):
         if event.action in KILL_EVENTS and event.for_s is not None:
             expected = "no `for`: a killed server does not return"
@@ -96,7 +96,7 @@ def _entry(spec: InferenceSpec, request: JobRequest) -> int | None:
 def _arrivals(spec: InferenceSpec, seed: int) -> list[float]:
     if spec.arrivals != TRACE:
         return draw_arrivals(spec.arrivals, spec.rate_per_s, spec.requests, seed, spec.burst)
-    assert spec.trace is not None  # by the scenario's checks
+    assert spec.trace is not None  # guaranteed by the scenario's checks
     try:
         return read_arrivals(Path(spec.trace))[: spec.requests]
     except OSError as error:

@@ -1,7 +1,7 @@
-"""Local SGD: buildings train on their own and combine their weights once in several steps, as DiLoCo does.
+"""Local SGD: buildings train independently and combine their weights once in several steps, as in DiLoCo.
 
-Optionally in parts that take turns, overlapped with training, and in few bits, as Streaming DiLoCo does. With one inner
-step it is data-parallel training whose gradients cross buildings in few bits.
+Optionally the weights are exchanged in parts, one at a time, overlapped with training and with few bits, as in
+Streaming DiLoCo. With one inner step, this is data-parallel training whose gradients cross buildings with few bits.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ def local_sgd(
     """Plan DiLoCo (arXiv:2311.08105): reduce gradients inside buildings, and once in `inner_steps` over all ranks.
 
     Args:
-        request: What the plan is for.
+        request: Request that the plan is for.
         parameters: Bytes of gradients, and of the weights' difference.
         compute: Compute time of an inner step.
-        inner_steps: Inner steps between two exchanges of everything; a step of the plan has this many, and one
+        inner_steps: Inner steps between two full exchanges; a step of the plan has this many inner steps and one
             exchange.
         inner_algorithm: Algorithm of all-reduces inside buildings; all-reduces of all ranks use the variant's.
         outer_parts: Number of parts of the exchange, which start at even intervals (Streaming DiLoCo,
             arXiv:2501.18512).
-        outer_overlap: Inner steps that run while a part is exchanged; 0: the next step waits for it.
-        outer_bits: Bits of a value in the exchange, of 32. Other widths than 32 and 16 cannot be summed on the way:
-            each rank sends its share of a building's values to its counterparts elsewhere, and what arrives is gathered
-            inside the building.
+        outer_overlap: Inner steps that run while a part is exchanged; with 0, the next step waits for the exchange.
+        outer_bits: Bits per value in the exchange, out of 32. Widths other than 32 and 16 cannot be summed in transit:
+            each rank sends its share of a building's values to its counterparts in other buildings, and the received
+            values are gathered inside the building.
     """
     every = _check(inner_steps, outer_parts, outer_overlap, outer_bits)
     outer = OuterSchedule(every, outer_parts, outer_overlap, outer_bits)
@@ -52,7 +52,7 @@ def local_sgd(
     exchanges = _Exchanges(builder, buildings, inner, whole_bytes, outer)
     last: list[Mark] = []
     turns = {turn.begins: turn for turn in outer.turns(inner_steps)}
-    due: dict[int, dict[int, Mark]] = {}  # by the inner step that waits for it, by rank
+    due: dict[int, dict[int, Mark]] = {}  # by inner step that waits for it, then by rank
     for number in range(inner_steps + 1):
         if number in turns:
             due[turns[number].due] = exchanges.begin(turns[number].part, last)
@@ -85,7 +85,7 @@ def local_sgd(
 
 
 def _check(inner_steps: int, parts: int, overlap: int, bits: int) -> int:
-    """Return the inner steps from one part's exchange to the next one's. Raises PlanProblem."""
+    """Return the inner steps from one part's exchange to the next one's; raise PlanProblem if options do not fit."""
     if parts < 1 or inner_steps % parts:
         raise PlanProblem(
             where="outer_parts", got=str(parts), expected=f"a divisor of {inner_steps}, as inner_steps"
@@ -100,7 +100,7 @@ def _check(inner_steps: int, parts: int, overlap: int, bits: int) -> int:
 
 
 class _Exchanges:
-    """Exchanges of parts between buildings. `whole_bytes` are those of all parts at 32 bits."""
+    """Exchanges of parts between buildings; `whole_bytes` is the size of all parts at 32 bits."""
 
     def __init__(
         self,

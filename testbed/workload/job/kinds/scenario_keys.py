@@ -26,5 +26,5 @@ def collectives(request: JobRequest) -> JobPlan:
 
 @WORKLOADS.register(PARALLEL)
 def parallel_training(request: JobRequest) -> Training:
-    """Plan training spread over ranks by `parallelism`, of a `model` or of identical pipeline stages (`stage`)."""
+    """Plan training of a `model`, or of identical pipeline stages (`stage`), spread over ranks by `parallelism`."""
     return plan_training(request)

@@ -1,7 +1,7 @@
-"""A recorded step: what every rank of a job did, as recorded by `testbed capture` or another tool.
+"""A recorded step: the operations of every rank of a job, recorded by `testbed capture` or another tool.
 
-Traces are in the testbed's own format, or Chakra execution traces, as ASTRA-sim reads them and PyTorch's converter
-writes them.
+Traces are in the testbed's own format, or are Chakra execution traces, which ASTRA-sim reads and PyTorch's converter
+writes.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Pairs = Mapping[tuple[int, int], int]
 def trace(request: JobRequest) -> JobPlan:
     """Plan the recorded step of the file `trace`, or of the folder `chakra`, rank by rank.
 
-    Raises ConfigError where the number of ranks differs, or the trace is inconsistent.
+    ConfigError is raised if the number of ranks differs, or the trace is inconsistent.
     """
     spec, name = request.scenario.workload, request.scenario.name
     source, field = (spec.trace, f"workload.{TRACE}") if spec.trace else (spec.chakra, f"workload.{CHAKRA}")
@@ -57,7 +57,7 @@ def trace(request: JobRequest) -> JobPlan:
 
 
 def recorded_trace(spec: WorkloadSpec) -> JobTrace:
-    """Return the trace of a workload with `trace` or `chakra`, in real figures. Raises TraceError."""
+    """Return the trace of a workload with `trace` or `chakra`, in real figures; raise TraceError if it is invalid."""
     if spec.chakra is None:
         return _read_version(Path(spec.trace or ""), _changes_ns(spec))
     rates = _roofline_rates(spec) if spec.accelerator or spec.peak_flops else None
@@ -65,7 +65,7 @@ def recorded_trace(spec: WorkloadSpec) -> JobTrace:
 
 
 def changed_ns(spec: WorkloadSpec) -> int:
-    """Return when the workload's trace last changed; 0 where there is none."""
+    """Return when the workload's trace last changed; 0 if there is none."""
     return max(_changes_ns(spec), default=0)
 
 
@@ -80,7 +80,7 @@ def _changes_ns(spec: WorkloadSpec) -> tuple[int, ...]:
 
 @lru_cache(maxsize=4)
 def _read_version(path: Path, changes_ns: tuple[int, ...]) -> JobTrace:
-    """Read a trace once per modification: every variant asks for it."""
+    """Read a trace once per modification, since every variant needs it."""
     return JobTrace.read(path)
 
 
@@ -102,7 +102,7 @@ def accepts_algorithm(collective: str, algorithm: str) -> bool:
 
 
 def with_algorithms(trace: JobTrace, algorithms: Mapping[str, str]) -> JobTrace:
-    """Return a job with these algorithms, by kind, in all collectives that have an algorithm of that name."""
+    """Return a job with these algorithms, by kind, in all collectives that have an algorithm with that name."""
     if not algorithms:
         return trace
 
@@ -118,9 +118,9 @@ def with_algorithms(trace: JobTrace, algorithms: Mapping[str, str]) -> JobTrace:
 
 
 def check_choices(trace: JobTrace, spec: WorkloadSpec, name: str) -> None:
-    """Check that `placement`, `mapping` and `algorithms` fit the trace. `name` is the scenario's.
+    """Check that `placement`, `mapping` and `algorithms` fit the trace; `name` is the scenario's.
 
-    Raises ConfigError where they do not.
+    ConfigError is raised if they do not.
     """
     problems = [
         Problem(name, None, f"workload.{field}", got, expected)
@@ -152,14 +152,14 @@ def rank_order(
     network: Callable[[], Network],
     pairs: Callable[[], Pairs],
 ) -> tuple[int, ...]:
-    """Return the trace's rank on each of the hosts, by `placement` and `mapping`.
+    """Return the trace's rank on each of the hosts, according to `placement` and `mapping`.
 
     Args:
         trace: The trace.
         spec: The workload.
         hosts: The hosts.
-        network: Returns the paths between hosts; called only where a mapping needs them.
-        pairs: Returns bytes between ranks of the trace; called only where a mapping needs them.
+        network: Function that returns the paths between hosts; called only if a mapping needs them.
+        pairs: Function that returns the bytes between ranks of the trace; called only if a mapping needs them.
     """
     order = order_of(trace, spec.placement or ())
     if spec.mapping is None:
@@ -180,7 +180,7 @@ def _minimize_crossing(
     buildings: tuple[str, ...],
     starts: tuple[tuple[int, ...], ...],
 ) -> tuple[int, ...]:
-    """Minimize traffic between buildings, cached: a search asks with every network and policy."""
+    """Minimize traffic between buildings, with a cache, since a search needs it for every network and policy."""
     names = list(dict.fromkeys(buildings))
     return minimize_crossing(dict(pairs), [names.index(name) for name in buildings], starts)
 
@@ -190,7 +190,7 @@ def _inverse(order: Sequence[int]) -> tuple[int, ...]:
 
 
 def _roofline_rates(spec: WorkloadSpec) -> tuple[float, float | None]:
-    """Return floating-point operations and memory bytes per second; None where the memory's rate is not known."""
+    """Return floating-point operations and memory bytes per second; None if the memory's rate is unknown."""
     entry = accelerators()[spec.accelerator] if spec.accelerator else {}
     rate = entry.get("memory_bandwidth")
     return spec.flops, None if rate is None else float(rate)
@@ -200,15 +200,15 @@ def _roofline_rates(spec: WorkloadSpec) -> tuple[float, float | None]:
 def _read_chakra_version(
     folder: Path, rates: tuple[float, float | None] | None, changes_ns: tuple[int, ...]
 ) -> JobTrace:
-    """Read traces once per modification: every variant asks for them."""
-    from testbed.workload.traces.chakra import read_job  # noqa: PLC0415 (protobuf, which no other workload waits for)
+    """Read traces once per modification, since every variant needs them."""
+    from testbed.workload.traces.chakra import read_job  # noqa: PLC0415 (protobuf, which only this workload needs)
 
     if rates is None:
         return read_job(folder)
     flops_rate, memory_rate = rates
 
     def roofline_s(flops: float, touched_bytes: float) -> float | None:
-        """Return the longer of computing and reading memory, as in a roofline."""
+        """Return the longer of the compute time and the memory time, as in a roofline."""
         if memory_rate is None:
             return flops / flops_rate if flops else None
         return max(flops / flops_rate, touched_bytes / memory_rate)
@@ -217,13 +217,13 @@ def _read_chakra_version(
 
 
 def place_trace(trace: JobTrace, request: JobRequest) -> JobTrace:
-    """Return a trace in the scenario's rank order and with its algorithms. Raises TraceError."""
+    """Return a trace in the scenario's rank order and with its algorithms; raise TraceError if it is invalid."""
     done = with_algorithms(trace, request.scenario.workload.algorithms or {})
     return reorder_ranks(done, _order(done, request))
 
 
 def ranks_of_trace(scenario: Scenario) -> tuple[int, ...] | None:
-    """Return the trace's rank that each rank of a planned scenario replays; None for no trace, or the same order."""
+    """Return the trace's rank that each rank of a planned scenario replays; None if there is no trace or reordering."""
     if not scenario.workload.is_recorded:
         return None
     request = JobRequest.of(scenario, scenario.topology.resolve(), UNSCALED)

@@ -1,4 +1,4 @@
-"""Chakra execution traces (MLCommons), read and written: the exchange format of ASTRA-sim and related programs."""
+"""Reader and writer of Chakra execution traces (MLCommons), the exchange format of ASTRA-sim and related programs."""
 
 from testbed.workload.traces.chakra.folder import read_job, write_job
 

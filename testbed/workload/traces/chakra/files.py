@@ -1,4 +1,4 @@
-"""One rank's `.et` file: length-prefixed messages, metadata first, read in any form of the format."""
+"""One rank's `.et` file: length-prefixed messages with metadata first, readable in every version of the format."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from testbed.workload.traces.chakra import schema
 from testbed.workload.traces.trace import TraceError
 
-_TYPE = 3  # number of the field `type` in nodes of every form; metadata has no such field
+_TYPE = 3  # number of the field `type` in nodes of every form, which metadata does not have
 
 
 @dataclass(frozen=True)
 class EtNode:
-    """A node, the same for files of every form.
+    """A node, in the same representation for files of every form.
 
     Attributes:
-        attributes: Values by name, lists as tuples; `comm_type` is always the current form's number.
+        attributes: Values by name, with lists as tuples; `comm_type` always has the current form's number.
         values: Values of its inputs, as text.
         types: Types of its inputs, as text.
-        start_us: Start; 0 unknown.
-        duration_us: Duration; 0 unknown.
+        start_us: Start in microseconds; 0 if unknown.
+        duration_us: Duration in microseconds; 0 if unknown.
     """
 
     id: int
@@ -49,7 +49,7 @@ class EtFile:
 
     Attributes:
         path: The file.
-        version: Version of the format, from the file or implied by its form.
+        version: Version of the format, as stated in the file or implied by its form.
         attributes: Attributes of the whole file.
         nodes: The nodes.
         unknown: Number of nodes with fields that the form does not have.
@@ -63,7 +63,7 @@ class EtFile:
 
 
 def read_file(path: Path) -> EtFile:
-    """Read a rank's file. Raises TraceError, with the message's number, where it is no execution trace."""
+    """Read a rank's file; raise TraceError, with the message's number, if it is not an execution trace."""
     messages = list(_messages(path))
     if not messages:
         hint = "The rank that wrote it died, or its disk was full."
@@ -88,7 +88,7 @@ def read_file(path: Path) -> EtFile:
         )
     old = parsed(schema.ATTRIBUTES)
     if any(not node.attribute and _has_unknown_fields(node) for node in old):
-        # `attribute` is a message and `input_shapes` a text: numbers in these fields mean another form
+        # `attribute` is a message and `input_shapes` is text, so numbers in these fields mean another form
         current = parsed(schema.CURRENT)
         if not any(map(_has_unknown_fields, current)):
             return EtFile(path, "", attributes, tuple(map(_node_of_current, current)))
@@ -157,7 +157,7 @@ def _has_unknown_fields(message: Message) -> bool:
 
 
 def _value(attribute: Any) -> Any:
-    """Return the value of a current-form attribute; None where there is none."""
+    """Return the value of a current-form attribute; None if there is none."""
     which = attribute.WhichOneof("value")
     if which is None:
         return None
@@ -211,7 +211,7 @@ def _node_of_flat(node: Any) -> EtNode:
 
 
 def _current_number(known: Sequence[int], number: int) -> int:
-    """Return the current form's number; a negative one where the old number is not known."""
+    """Return the current form's number; a negative one if the old number is unknown."""
     return int(known[number]) if 0 <= number < len(known) else -abs(number) - 1
 
 

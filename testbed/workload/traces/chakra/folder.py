@@ -1,4 +1,4 @@
-"""A job's trace as a folder of execution traces, as ASTRA-sim and other programs read and write them."""
+"""A job's trace as a folder of execution traces, which ASTRA-sim and other programs read and write."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ def read_job(folder: Path, estimate_s: EstimateTime | None = None) -> JobTrace:
 
     Args:
         folder: The folder, or FOLDER/NAME.
-        estimate_s: Estimates the time of computations for which the trace has only operations and bytes.
+        estimate_s: Function that estimates the time of computations for which the trace has only operations and bytes.
 
     Raises:
-        TraceError: Something is not supported; names file and node.
+        TraceError: If the trace has something unsupported; names file and node.
     """
     folder, stem, paths = _files(folder)
     files = [read_file(path) for path in paths]
@@ -78,7 +78,7 @@ def read_job(folder: Path, estimate_s: EstimateTime | None = None) -> JobTrace:
 def _files(folder: Path) -> tuple[Path, str, list[Path]]:
     """Return folder, name and file of every rank.
 
-    Raises TraceError, also for two files of one rank, or one of no rank.
+    TraceError is raised for invalid names, two files of one rank, or a file of no rank.
     """
     wanted = None if folder.is_dir() else folder.name
     where = folder if folder.is_dir() else folder.parent
@@ -110,7 +110,7 @@ def _files(folder: Path) -> tuple[Path, str, list[Path]]:
 
 
 def _unused(files: Sequence[EtFile], circular: Sequence[int]) -> Iterator[str]:
-    """Yield what nodes contain that is not used here, in words. `circular` are ranks whose ctrl_deps are ignored."""
+    """Yield descriptions of unused content of nodes; `circular` are the ranks whose ctrl_deps are ignored."""
     attributes: set[str] = set()
     absent = timeless = 0
     for file in files:
@@ -134,7 +134,7 @@ def _unused(files: Sequence[EtFile], circular: Sequence[int]) -> Iterator[str]:
 
 
 def _items(file: EtFile, place: Place, circular: list[int]) -> list[Item]:
-    """Return the nodes with an effect, and their dependencies as indices among these.
+    """Return the nodes that have an effect, and their dependencies as indices into this list.
 
     A rank whose ctrl_deps form a cycle is added to `circular`.
     """
@@ -159,7 +159,7 @@ def _items(file: EtFile, place: Place, circular: list[int]) -> list[Item]:
     try:
         dependency_order(found)
     except TraceError:
-        # in PyTorch's traces, a caller ends after what it calls, which is in its data_deps
+        # in PyTorch's traces, a caller ends after its callees, which are in its data_deps
         found = items(callers=False)
         dependency_order(found)
         circular.append(place.rank)
@@ -167,9 +167,9 @@ def _items(file: EtFile, place: Place, circular: list[int]) -> list[Item]:
 
 
 def _dependencies(file: EtFile, number: Mapping[int, int], callers: bool) -> dict[int, tuple[int, ...]]:
-    """Return the indices of each node's dependencies, by node id; nodes without effect are passed through.
+    """Return the indices of each node's dependencies, by node id; nodes without effect are bypassed.
 
-    `callers` says whether ctrl_deps count, too.
+    `callers` is true if ctrl_deps count, too.
     """
     nodes = {node.id: node for node in file.nodes}
 
@@ -178,7 +178,7 @@ def _dependencies(file: EtFile, number: Mapping[int, int], callers: bool) -> dic
             if before not in nodes:
                 where = f"{file.path}: node {node.id} ({node.name})"
                 raise TraceError(where=where, got=f"data_deps on {before}", expected="a node of the file")
-        # converters drop callers that are named here
+        # converters drop some callers that ctrl_deps still name
         others = [one for one in node.ctrl_deps if one in nodes] if callers else []
         return list(dict.fromkeys([*node.data_deps, *others]))
 
@@ -197,7 +197,7 @@ def _dependencies(file: EtFile, number: Mapping[int, int], callers: bool) -> dic
 
 
 def _is_own(file: EtFile, items: Sequence[Item]) -> bool:
-    """Return whether streams and order are those with which the file was written here."""
+    """Return whether this module wrote all nodes, with each dependency still before its dependent."""
     return all(own_fields(node) is not None for node in file.nodes) and all(
         before < number for number, item in enumerate(items) for before in item.after
     )
@@ -208,7 +208,7 @@ def _unify_collectives(
 ) -> list[list[Item]]:
     """Check that all members of a collective agree; an all_to_all of several sizes becomes an all_to_all_v.
 
-    Raises TraceError where they do not agree.
+    TraceError is raised if they do not agree.
     """
     made = [list(items) for items in ranks]
     calls: dict[tuple[str, int], list[tuple[int, int]]] = {}
@@ -251,7 +251,7 @@ def _rank(items: Sequence[Item]) -> RankTrace:
     """Return the nodes with their dependencies in addition to the previous node of their stream."""
     found: list[Node] = []
     for item, before in zip(items, previous_of_stream(item.node for item in items), strict=True):
-        written = item.node.after  # as it was written here, where it differs from the default
+        written = item.node.after  # as this module wrote it, if it differs from the default
         exact = written and all_dependencies(written, before) == item.after
         after = written if exact else explicit_dependencies(item.after, before)
         found.append(replace(item.node, after=after))
@@ -274,16 +274,16 @@ Times = Sequence[Sequence[tuple[float, float]]]
 def write_job(trace: JobTrace, folder: Path, name: str = NAME, times: Times | None = None) -> list[Path]:
     """Write one NAME.RANK.et per rank, and the groups; return all files.
 
-    All dependencies, including a stream's order, are in data_deps, which every program uses.
+    All dependencies, including the order of streams, are in data_deps, which every program uses.
 
     Args:
         trace: The trace.
-        folder: The folder; made where it does not exist.
+        folder: The folder, which is created if it does not exist.
         name: Name of the files.
-        times: Measured times, for people and programs that look at traces.
+        times: Measured times, for users and programs that examine traces.
 
     Raises:
-        TraceError: The trace has something that Chakra cannot express.
+        TraceError: If the trace has something that Chakra cannot express.
     """
     trace.check(str(folder))
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Groups of ranks for collectives: from ASTRA-sim's file of groups, or as PyTorch writes them into traces."""
+"""Groups of ranks for collectives, from ASTRA-sim's file of groups or from PyTorch's entries in traces."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Groups:
 
     Attributes:
         members: Members by group name.
-        names: For each rank, group names by `pg_name`.
+        names: Group names by `pg_name`, for each rank.
     """
 
     members: Mapping[str, tuple[int, ...]]
@@ -39,7 +39,7 @@ class Groups:
 
 
 def read_groups(folder: Path, stem: str, files: Sequence[EtFile]) -> Groups:
-    """Return all groups that nodes refer to. Raises TraceError where a group's members are not known."""
+    """Return all groups that nodes refer to; raise TraceError if a group's members are unknown."""
     world = tuple(range(len(files)))
     given = _groups_of_file(folder, stem, world)
     own = _own_names(files[0].attributes)
@@ -70,7 +70,7 @@ def read_groups(folder: Path, stem: str, files: Sequence[EtFile]) -> Groups:
 
 
 def write_groups(folder: Path, groups: Mapping[str, Sequence[int]]) -> tuple[dict[str, str], Path]:
-    """Write groups as ASTRA-sim reads them, numbered from 1. Returns the groups' names by number, and the file."""
+    """Write groups in ASTRA-sim's format, numbered from 1; return the groups' names by number, and the file."""
     names = {str(number): name for number, name in enumerate(groups, 1)}
     path = folder / GROUPS_FILE
     path.write_text(
@@ -80,14 +80,14 @@ def write_groups(folder: Path, groups: Mapping[str, Sequence[int]]) -> tuple[dic
 
 
 def _groups_of_file(folder: Path, stem: str, world: Sequence[int]) -> dict[str, tuple[int, ...]]:
-    """Return the groups of the file beside the traces. Raises TraceError, also where two files differ."""
+    """Return the groups of the file next to the traces; raise TraceError if it is invalid or two files differ."""
     found: dict[Path, dict[str, tuple[int, ...]]] = {}
     for path in (folder / GROUPS_FILE, folder / f"{stem}.json"):
         if path.is_file():
             try:
                 found[path] = _read_groups_file(path, world)
             except TraceError:
-                if not found:  # a second file with the traces' name may hold something else
+                if not found:  # a second file with the traces' name may have other content
                     raise
     if len({json.dumps(sorted(own.items())) for own in found.values()}) > 1:
         one, other = (path.name for path in found)
@@ -133,7 +133,7 @@ def _pytorch_groups(file: EtFile, world: tuple[int, ...]) -> dict[str, tuple[int
 
 
 def _entries(text: str) -> Iterable[Mapping[str, Any]]:
-    """Return the process groups from the repr of a list that holds a JSON text."""
+    """Return the process groups from the repr of a list that has JSON text."""
     try:
         outer = ast.literal_eval(text)
         inner = outer[0] if isinstance(outer, list) and outer else text
@@ -165,7 +165,7 @@ def _default_group(
 def _dimension_group(
     folder: Path, where: str, dims: Sequence[bool], rank: int, world: Sequence[int]
 ) -> tuple[int, ...]:
-    """Return the ranks that differ from this one in involved dimensions only; the first dimension varies fastest."""
+    """Return the ranks that differ from this one only in involved dimensions; the first dimension varies fastest."""
     path = folder / NETWORK_FILE
     got = f"involved_dim {list(dims)}"
     try:
@@ -190,7 +190,7 @@ def _dimension_group(
 def _name(
     key: str, ranks: tuple[int, ...], world: tuple[int, ...], taken: Mapping[str, tuple[int, ...]]
 ) -> str:
-    """Return the group's own name, made unique where other ranks have a group of that name."""
+    """Return the group's own name, made unique if other ranks have a group with that name."""
     if key.startswith("involved_dim"):
         key = "dimensions " + " ".join(str(n) for n, part in enumerate(key[13:].split(",")) if "True" in part)
     name = EVERYBODY if key in _WORLD_NAMES and ranks == world else key

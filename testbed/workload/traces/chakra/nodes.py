@@ -1,8 +1,8 @@
 """Conversion between nodes of an execution trace and nodes of a job's trace.
 
-Chakra has no fields for some of what ours hold (exact durations, element types, streams, modules). This is stored as
-JSON in an attribute `testbed` of each node that is written here. Where another program has since changed a node's other
-attributes, these take precedence, and `testbed` counts as far as it still applies.
+Chakra has no fields for some data of job traces (exact durations, element types, streams, modules). These are stored as
+JSON in an attribute `testbed` of each node that this module writes. If another program has since changed a node's other
+attributes, those take precedence, and `testbed` counts as far as it still applies.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Place:
         world: Number of ranks.
         groups: Members by group name.
         names: Group names by `pg_name`.
-        estimate_s: Estimates compute times; None where no accelerator is known.
+        estimate_s: Function that estimates compute times; None if no accelerator is known.
     """
 
     path: str
@@ -111,9 +111,9 @@ class Place:
 
 
 def et_node(node: Node, place: Place) -> EtNode:
-    """Return a rank's node as a Chakra node, without id and dependencies.
+    """Return a rank's node as a Chakra node, without its id and dependencies.
 
-    Raises TraceError for a collective that Chakra does not know.
+    TraceError is raised for a collective that Chakra does not have.
     """
     if isinstance(node, Compute):
         attributes: dict[str, Any] = {"is_cpu_op": False}
@@ -141,7 +141,7 @@ def et_node(node: Node, place: Place) -> EtNode:
 
 
 def whole_us(duration_s: float) -> int:
-    """Return whole microseconds, which is all that files can hold; 1 for a shorter, nonzero time."""
+    """Return whole microseconds, the resolution of files; 1 for a shorter, nonzero time."""
     return max(round(duration_s * 1e6), int(duration_s > 0))
 
 
@@ -157,7 +157,7 @@ def _collective_attributes(node: Collective, place: Place) -> dict[str, Any]:
 
 
 def explicit_dependencies(dependencies: Sequence[int], previous: int | None) -> tuple[int, ...]:
-    """Return the inverse of `all_dependencies`, as far as there is one."""
+    """Return the inverse of `all_dependencies`, as far as it exists."""
     return tuple(dependencies[:-1] if dependencies and dependencies[-1] == previous else dependencies)
 
 
@@ -166,7 +166,7 @@ _STANDARD_FIELDS = ("name", "after", "group", "peer", "tag", "sends")
 
 
 def _own_values(node: Node) -> dict[str, Any]:
-    """Return the fields that the other attributes do not hold, and that differ from their defaults."""
+    """Return the fields that the other attributes do not have, and that differ from their defaults."""
     default = type(node)(node.name)
     values = {one.name: getattr(node, one.name) for one in fields(node) if one.name not in _STANDARD_FIELDS}
     found = {name: value for name, value in values.items() if value != getattr(default, name)}
@@ -176,7 +176,7 @@ def _own_values(node: Node) -> dict[str, Any]:
 
 
 def own_fields(node: EtNode) -> dict[str, Any] | None:
-    """Return the fields that were written here in addition to the usual attributes; None where there are none."""
+    """Return the fields that this module wrote in addition to the usual attributes; None if there are none."""
     text = node.attributes.get(OWN_ATTRIBUTE)
     if not isinstance(text, str):
         return None
@@ -188,11 +188,11 @@ def own_fields(node: EtNode) -> dict[str, Any] | None:
 
 
 def job_node(node: EtNode, place: Place) -> Node:
-    """Return a node of a job's trace, without dependencies. Raises TraceError, which names node and file."""
+    """Return a node of a job's trace, without dependencies; raise TraceError, which names node and file."""
     own = own_fields(node)
     if own is None:
         return _read(node, place)
-    # no estimate is needed: the attribute `testbed` has the duration, even if 0
+    # no estimate is needed, since the attribute `testbed` has the duration, even if it is 0
     made = _read(node, replace(place, estimate_s=place.estimate_s or _no_time))
     own = {name: tuple(value) if isinstance(value, list) else value for name, value in own.items()}
     try:
@@ -210,13 +210,13 @@ def _no_time(flops: float, touched_bytes: float) -> float:
 
 
 def _standard_values(made: Node) -> dict[str, Any]:
-    """Return the fields that the usual attributes hold exactly."""
+    """Return the fields that the usual attributes represent exactly."""
     names = [one for one in (*_STANDARD_FIELDS, "collective") if one not in ("name", "after")]
     return {name: getattr(made, name) for name in names if hasattr(made, name)}
 
 
 def _mutable_values(node: EtNode) -> tuple[Any, ...]:
-    """Return what other programs may have changed; the duration of communication is not part of the job."""
+    """Return the fields that other programs may have changed; the duration of communication is not one of them."""
     attributes = {name: value for name, value in node.attributes.items() if name != OWN_ATTRIBUTE}
     return node.type, node.duration_us if node.type == NodeType.COMP_NODE else 0, attributes
 
@@ -285,7 +285,7 @@ def _collective(node: EtNode, place: Place) -> Collective:
 
 
 def group_key(node: EtNode) -> str:
-    """Return the key by which a collective names its group; "" for all ranks."""
+    """Return the key under which a collective names its group; "" for all ranks."""
     for name in ("pg_name", "comm_group"):
         if (value := node.attributes.get(name)) is not None:
             return str(value)
@@ -311,7 +311,7 @@ def _message(node: EtNode, place: Place) -> PointToPoint:
 
 
 def _dtype(node: EtNode, size_bytes: int) -> str:
-    """Return the type of the node's inputs; else float32, or bytes where the size is no multiple of that."""
+    """Return the type of the node's inputs, or else float32, or bytes if the size is not a multiple of 4."""
     match = _TENSOR.search(node.types)
     dtype = _TENSOR_DTYPES.get(match.group(1), "") if match else ""
     if dtype and size_bytes % element_bytes(dtype) == 0:

@@ -1,11 +1,12 @@
-"""The protobuf messages of Chakra execution traces, in every form that existing traces have.
+"""The protobuf messages of Chakra execution traces, in every form that occurs in existing traces.
 
-Field numbers are those of `et_def.proto` in mlcommons/chakra's history. The classes are made from the lists below at
-import, so that no generated code has to be kept. Enumerations are plain integers here, which is the same on the wire.
+Field numbers are those of `et_def.proto` in mlcommons/chakra's history. The classes are created from the lists below at
+import, so that no generated code has to be stored. Enumerations are plain integers here, which is equivalent on the
+wire.
 
-- current: since October 2023, "0.0.4" and later in files.
-- attributes: July to October 2023 (proto2). A node's content is in attributes, whose numbers changed once.
-- flat: until June 2023 (proto2). Each figure has its own field.
+- current: used since October 2023, with "0.0.4" and later in files.
+- attributes: used from July to October 2023 (proto2). A node's content is in attributes, whose numbers changed once.
+- flat: used until June 2023 (proto2). Each figure has its own field.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class NodeType(IntEnum):
 
 
 class Comm(IntEnum):
-    """A collective: `comm_type` of a node."""
+    """A collective, as `comm_type` of a node."""
 
     ALL_REDUCE = 0
     REDUCE = 1
@@ -79,7 +80,7 @@ def _list_of(scalar: str) -> str:
 
 
 def _values() -> str:
-    """Return the fields of the current form's attributes: from number 3 on, alternately a scalar and a list of it."""
+    """Return the fields of the current form's attributes: from number 3 on, alternately a scalar and its list type."""
     pairs = ((f"{one}_val {one}", f"{one}_list {_list_of(one)}") for one in _SCALARS)
     return "; ".join(f"{field} {number}" for number, field in enumerate((f for p in pairs for f in p), 3))
 

@@ -1,8 +1,8 @@
-"""The order of operations within streams, which an execution trace leaves open.
+"""The order of operations within streams, which an execution trace does not specify.
 
-A Chakra trace holds only dependencies; in a job's trace, a stream runs its nodes in a fixed order. That order is the
-one in which nodes would start if messages took no time. All ranks are simulated together, so that the job can finish in
-that order, whatever each rank waits for from others.
+A Chakra trace has only dependencies, but in a job's trace a stream runs its nodes in a fixed order. The module chooses
+the order in which nodes would start if messages took no time. All ranks are simulated together, so that the job can
+complete in that order, despite waits between ranks.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from testbed.workload.traces.trace import Collective, Compute, Node, PointToPoin
 
 @dataclass(frozen=True)
 class Item:
-    """A node before its place in the order is known.
+    """A node before its position in the order is known.
 
     Attributes:
         node: The node.
-        where: Place, for errors.
+        where: Place of the node, for errors.
         after: Indices of the rank's items that it depends on.
         begin: Recorded start.
     """
@@ -35,7 +35,7 @@ class Item:
 
 
 def dependency_order(items: Sequence[Item]) -> list[int]:
-    """Return one rank's items in dependency order, otherwise as recorded or listed. Raises TraceError for a cycle."""
+    """Return one rank's items in dependency order, else as recorded or listed; raise TraceError for a cycle."""
     sorter = TopologicalSorter({number: item.after for number, item in enumerate(items)})
     with contextlib.suppress(CycleError):
         sorter.prepare()
@@ -56,7 +56,7 @@ def dependency_order(items: Sequence[Item]) -> list[int]:
 
 
 def _chain(node: Node) -> Hashable:
-    """Return a key of nodes that run in order even if they take no time: a group's collectives, a pair's messages."""
+    """Return a key for nodes that run in order even if they take no time: a group's collectives, a pair's messages."""
     if isinstance(node, Collective):
         return node.group
     return (node.peer, node.tag, node.sends) if isinstance(node, PointToPoint) else None
@@ -64,7 +64,7 @@ def _chain(node: Node) -> Hashable:
 
 @dataclass
 class _Rank:
-    """The state of one rank. `waiting` are the ready computations by stream; dependencies include chains."""
+    """The state of one rank; `waiting` has the ready computations by stream, and dependencies include chains."""
 
     items: Sequence[Item]
     later: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
@@ -122,7 +122,7 @@ class _Simulation:
         return [own.begun for own in self.ranks]
 
     def _run_ready(self) -> None:
-        """Run everything that takes no time, then start computations, until nothing more can start."""
+        """Run all nodes that take no time, then start computations, until nothing more can start."""
         while True:
             while self._open:
                 rank, number = self._open.popleft()
@@ -183,7 +183,7 @@ class _Simulation:
                 self._open.append((rank, later))
 
     def _check(self) -> None:
-        """Check that everything is done. Raises TraceError, which names what is stuck."""
+        """Check that all nodes are done; raise TraceError, which names the stuck ones."""
         for (group, call), arrived in self._arrived.items():
             rank, number = arrived[0]
             missing_ranks = sorted(set(self.groups[group]) - {member for member, _ in arrived})
@@ -202,5 +202,5 @@ class _Simulation:
 
 
 def stream_orders(ranks: Sequence[Sequence[Item]], groups: Mapping[str, Sequence[int]]) -> list[list[int]]:
-    """Return each rank's item indices in order. Raises TraceError where the job deadlocks, with what is stuck."""
+    """Return each rank's item indices in order; raise TraceError, which names stuck nodes, if the job deadlocks."""
     return _Simulation(ranks, groups).orders()
