@@ -59,7 +59,7 @@ class Calibration:
         return self.mending.get(probed_as, 1.0)
 
     def response(self, congestion_control: str, model: str | None = None) -> LossResponse:
-        """Return a congestion control's response to losses, else that of its model, else that of the default control.
+        """Return an algorithm's response to losses, else that of its model, else that of the default control.
 
         `congestion_control` is the kernel's name, and `model` the model's name for it if that differs.
         """

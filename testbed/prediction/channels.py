@@ -157,11 +157,11 @@ class HopTransfer:
 
 @dataclass(eq=False)
 class SlowStartRamp:
-    """The initial pacing of a congestion control that paces by the delivered rate.
+    """The start-up pacing of a congestion-control algorithm that paces at the delivery rate.
 
     It sends at `gain` times `packets`, the maximum number of packets delivered in one round trip, up to `rate`, the
-    path's rate in packets per second. This is slow on a long path with little to send: a message of any size takes a
-    third of a round trip to leave. BBR starts at 2.89 initial windows per round trip.
+    path's rate in packets per second. This is slow when there is little to send over a long path: a message of any
+    size takes a third of a round trip to leave. BBR starts at 2.89 initial windows per round trip.
     """
 
     gain: float

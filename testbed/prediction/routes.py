@@ -39,7 +39,7 @@ Marked = tuple[tuple[str, Direction], int]
 
 
 def model_of(job: Job, control: str) -> str:
-    """Return the congestion control that the model uses to approximate one of the kernel's."""
+    """Return the congestion-control algorithm that the model uses to approximate one of the kernel's."""
     return (job.scenario.transport.congestion_models or {}).get(control, control)
 
 
@@ -85,7 +85,8 @@ class Routes:
     def packets(self, flows: Sequence[Flow]) -> dict[tuple[Ends, int], tuple[PacketPath, ...]]:
         """Return the packet paths of all connections, in both directions.
 
-        The result is empty if links do more than queue and drop, or if a congestion control is not window-based.
+        The result is empty if links do more than queue and drop, or if a congestion-control algorithm is not
+        window-based.
         """
         found: dict[tuple[Ends, int], tuple[PacketPath, ...]] = {}
         for flow in flows:

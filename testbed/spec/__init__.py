@@ -1,1 +1,1 @@
-"""What a user writes, parsed and checked: topologies, scenarios, job and link settings, units, catalogues."""
+"""User input, parsed and checked: topologies, scenarios, job and link settings, units, catalogues."""

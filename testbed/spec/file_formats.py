@@ -61,7 +61,7 @@ one value of a scenario: `--set trials=3`, `--set topology.wan.0.delay="5 ms"`, 
 
 
 class _Shape(NamedTuple):
-    """How a field's values are introduced, and the path suffix of one of several values."""
+    """The introduction of a field's values, and the path suffix of one of several values."""
 
     label: str
     step: str

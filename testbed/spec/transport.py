@@ -304,8 +304,8 @@ class TransportSpec(StrictModel):
     congestion_control: Annotated[str, _CONGESTION_CONTROL] = "cubic"
     """TCP congestion control of connections that have none in `sockets`."""
     congestion_models: Annotated[Mapping[str, str] | None, _MODELS] = None
-    """Which model predicts a congestion control that the step model does not know by its kernel name: a known one, or
-    your own class, see docs/how-to/plugins/congestion-controls.md.
+    """Which model predicts a congestion-control algorithm that the step model does not know by its kernel name: a known
+    one, or your own class, see docs/how-to/plugins/congestion-controls.md.
     """
     sockets: tuple[SocketsSpec, ...] = ()
     """Socket options by traffic class and distance. For each option, the first entry that matches a connection and sets

@@ -21,7 +21,7 @@ IN_MEMORY = "the mapping given"
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a value was written; `top`: how many leading parts of its location lie outside that file."""
+    """The place where a value was written; `top` is the number of leading parts of its location outside that file."""
 
     file: str
     line: int | None

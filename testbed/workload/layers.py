@@ -332,7 +332,7 @@ class LayerPlanner(ComputePlanner):
         return NO_TIME if self.within is None else self.within.collective_time(kind, collective, inner)
 
     def _sharded_time(self, group: str, collective: str, dense: float, experts: float) -> IntraNodeTime:
-        """Return the traffic within ranks for a layer's arrays, given bytes of one accelerator.
+        """Return the time of the intra-rank traffic for a layer's arrays, given the bytes per accelerator.
 
         If no ranks share its experts, the experts are treated like all other parameters.
         """

@@ -292,7 +292,7 @@ class JobPlan(_Cached):
 
     @cached_property
     def exchanges(self) -> tuple[Sequence[tuple[Message | GroupCollective, int]], ...]:
-        """By rank, its distinct operations that involve other ranks, each with its count."""
+        """For each rank, its distinct operations that involve other ranks, each with its count."""
         return tuple(map(self.symmetric.exchanges, range(len(self.symmetric))))
 
     @cached_property

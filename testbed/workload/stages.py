@@ -202,8 +202,8 @@ def layer_counts(
     """Return the number of blocks of each stage.
 
     Embeddings belong to the first stage, and the output layer to the last. If blocks do not divide evenly, or stages
-    differ in speed, each next block is assigned to the stage that would finish it first. Ties go to the last stage,
-    which keeps the fewest microbatches in memory. This minimizes the time of the slowest stage.
+    differ in speed, each successive block is assigned to the stage that would finish it first. Ties go to the last
+    stage, which keeps the fewest microbatches in memory. This minimizes the time of the slowest stage.
 
     Args:
         model: The model.

@@ -58,7 +58,7 @@ rank's building."""
 
 @dataclass(frozen=True, eq=False)
 class Algorithm:
-    """How a collective is executed. Called with a PlanRequest, it returns that rank's plan.
+    """A way to execute a collective. Called with a PlanRequest, it returns that rank's plan.
 
     channels: every block is cut, and the parts proceed independently (`plan.in_channels`); their number follows from
     the bytes of the whole array divided by the number of ranks.

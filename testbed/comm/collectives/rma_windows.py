@@ -86,7 +86,7 @@ class Window:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Elements of each member's window."""
+        """The number of elements in each member's window."""
         return tuple(self._sizes)
 
     def put(

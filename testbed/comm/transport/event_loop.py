@@ -138,9 +138,9 @@ class EventLoop:
 
 
 def set_timer_slack() -> None:
-    """Make the kernel wake this thread on time, instead of up to 50 us late as by default.
+    """Make the kernel wake this thread on time rather than up to 50 us late, which is the default.
 
-    When waiting for sockets the kernel allows itself a thousandth of the timeout on top, except for real-time
+    When a thread waits on sockets, the kernel may add a further 0.1 % of the timeout as slack, except for real-time
     processes. In a guest, where computing takes no time, the real-time class delays no other process.
     """
     ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, 1)

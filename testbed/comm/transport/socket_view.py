@@ -102,11 +102,11 @@ class NoSocketView(SocketView):
     counts_payload = False
 
     def peer_counts(self) -> dict[int, WireCounts] | None:
-        """Return None: unknown."""
+        """Return None, because the counts are unknown."""
         return None
 
     def wire_counts(self, peers: Mapping[int, WireCounts]) -> WireCounts | None:
-        """Return None: unknown."""
+        """Return None, because the counts are unknown."""
         return None
 
     def describe_state(self, peers: Iterable[int]) -> str:

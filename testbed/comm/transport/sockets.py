@@ -176,7 +176,7 @@ class MeshSettings:
 
 
 def congestion_control(sock: socket.socket) -> str:
-    """Return the name of the congestion control that the socket uses."""
+    """Return the name of the congestion-control algorithm that the socket uses."""
     return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0").decode()
 
 

@@ -167,7 +167,7 @@ def _of_messages(graph: Graph, clock_error_s: float) -> Iterator[Verdict]:
 
 
 Call = tuple[tuple[str, int], str, int, bool]
-"""What identifies a call in the same program of several ranks: family of the group, name, size, whether a message."""
+"""The identity of a call in the same program of several ranks: family of the group, name, size, whether a message."""
 
 
 Difference = tuple[Call, Call, bool]

@@ -36,7 +36,7 @@ _TIMED_OUT = re.compile(r"not done within ([0-9.e+-]+) s")
 _UNHEARD = re.compile(r"timed out|unreachable|no route", re.IGNORECASE)
 
 Signature = tuple[str, str, str, int]
-"""What ranks must agree on: name, type, reduction, size in bytes (-1 if it may differ)."""
+"""The properties on which ranks must agree: name, type, reduction, size in bytes (-1 if it may differ)."""
 
 
 class Graph:

@@ -32,7 +32,7 @@ from testbed.measure.diagnosis.thresholds import (
 from testbed.measure.diagnosis.verdicts import SLOW_NETWORK, Verdict, seconds_text
 
 Kind = tuple[str, int, int]
-"""What comparable messages have in common: name and bytes of the operation, and mean bytes of a message."""
+"""The properties that comparable messages share: name and bytes of the operation, and mean bytes of a message."""
 
 
 @dataclass(frozen=True)

@@ -175,7 +175,7 @@ STARTUP_METHODS = {
     "lazy": replace(BASELINE, eager=False),
     "scalable": SCALABLE,
 }
-"""Start-up methods by name: the baseline, each of four improvements by itself, and all of them."""
+"""Start-up methods by name: the baseline, each of four improvements alone, and all of them."""
 COSTS = {"published": PUBLISHED, "none": SoftwareCosts(0.0, 0.0)}
 """Software costs by name."""
 MOST_RANKS = 8192

@@ -286,7 +286,7 @@ time a reading may take longer, so it is due as soon as the start is known.
 
 
 class StepEdges:
-    """The edges of measured steps at which counters must be read, from the launchers' events."""
+    """The boundaries of measured steps, where counters must be read, from the launchers' events."""
 
     def __init__(self) -> None:
         self._clock = clock_here()

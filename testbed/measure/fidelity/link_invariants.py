@@ -275,7 +275,7 @@ def tunnel_delay(tunnels: Sequence[Tunnel]) -> Finding:
 
 @check("0 frames")
 def tunnel_loss(tunnels: Sequence[Tunnel]) -> Finding:
-    """Check that all frames sent into a tunnel arrived during the whole run."""
+    """Check that every frame sent into a tunnel during the run arrived."""
     lost = {tunnel.name: tunnel.sent - tunnel.arrived for tunnel in tunnels}
     name = max(lost, key=lambda name: abs(lost[name]))
     return Finding(

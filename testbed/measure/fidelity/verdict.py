@@ -35,7 +35,7 @@ class Invariant(ResultModel):
 
 
 class Verdict(ResultModel):
-    """Whether a variant's figures can be trusted, and why."""
+    """A judgement on whether a variant's figures can be trusted, with the reasons."""
 
     status: Status
     invariants: tuple[Invariant, ...]

@@ -347,7 +347,7 @@ class TimedOperations:
 
 _NOTE = struct.Struct("!II")
 CreditSockets = Sequence[tuple[socket.socket, socket.socket]]
-"""By rank: the socket on which it receives grants, and the one that others send them to."""
+"""For each rank, the socket on which it receives grants, and the one that others send them to."""
 
 
 def credit_sockets(ranks: int) -> CreditSockets:

@@ -59,7 +59,7 @@ class LinkUse(ResultModel):
 
 
 class PlaneBalance(ResultModel):
-    """How evenly the parallel planes between two buildings were used."""
+    """The balance of traffic over the parallel planes between two buildings."""
 
     source: str = Field(alias="from")
     target: str = Field(alias="to")

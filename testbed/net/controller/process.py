@@ -112,7 +112,7 @@ class ControllerProcess:
     def restart(self) -> bool:
         """Restart a process that has ended, at most MAX_RESTARTS times, with the same ports and policy.
 
-        Meanwhile the switches forward by their current rules. They reconnect by themselves, and the controller verifies
+        Meanwhile the switches forward by their current rules. They reconnect automatically, and the controller verifies
         their rules.
 
         Returns:

@@ -169,7 +169,7 @@ class NamespaceSettings:
 
     @property
     def has_sockets(self) -> bool:
-        """Whether the namespace has connections, so that its kernel parameters are also compared by value."""
+        """Whether the namespace has connections; if so, its kernel parameters are also compared by value."""
         return self.pid is None or self.interfaces == (NIC,)
 
 

@@ -100,7 +100,7 @@ class EmulatedDirection:
 
     @property
     def next_release_ns(self) -> int | None:
-        """When the next frame is due, or may leave its queue; None when nothing waits."""
+        """The time when the next frame is due, or may leave its queue; None when nothing waits."""
         waiting = self._next_deque()
         release_ns = waiting[0][0] if waiting else None
         if self._scheduler is None or (departure_ns := self._next_departure_ns(self._scheduler)) is None:

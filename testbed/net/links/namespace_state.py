@@ -52,7 +52,7 @@ Key = tuple[Any, ...]
 """Kind, index of the interface (0: none), and whatever else identifies the object."""
 State = dict[Key, bytes]
 Rules = Mapping[int, Any]
-"""By attribute type: None (omit it), Rules for nested attributes, or a function that changes the payload."""
+"""For each attribute type: None (omit it), Rules for nested attributes, or a function that changes the payload."""
 
 # The kernel pads to align 64-bit attributes. The padding depends on their offset in an answer, so it is not state.
 # IFLA_PAD, IFLA_BR_PAD, IFLA_BRPORT_PAD, TCA_PAD, TCA_HTB_PAD, TCA_NETEM_PAD
@@ -139,7 +139,7 @@ _FEATURES = 2  # IFLA_EVENT_FEATURES
 
 
 def parse_object(kind: int, body: bytes) -> tuple[Key, bytes] | None:
-    """Return an object's key and its stripped data; None for cached routes, which come and go by themselves.
+    """Return an object's key and its stripped data; None for cached routes, which the kernel adds and removes.
 
     Args:
         kind: Message type of the object.
@@ -189,7 +189,7 @@ def _traffic_control(kind: int, head: tuple[int, ...], rest: bytes) -> tuple[Key
 
 
 def is_permanent(kind: int, data: bytes) -> bool:
-    """Return whether an object is permanent: all are, except for neighbours that the kernel learned by itself."""
+    """Return whether an object is permanent: all are, except for neighbours that the kernel learned automatically."""
     return kind != NEIGHBOUR or bool(MESSAGE_STRUCTS[NEIGHBOUR].unpack_from(data)[2] & _PERMANENT)
 
 

@@ -341,7 +341,7 @@ class NetemEngine:
         return netem
 
     def failure(self) -> str | None:
-        """Return None: the kernel does not stop by itself."""
+        """Return None, because the kernel never stops."""
         return None
 
     def stop(self) -> None:

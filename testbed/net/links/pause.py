@@ -198,7 +198,7 @@ class PausableDirection(EmulatedDirection):
 
     @property
     def next_release_ns(self) -> int | None:
-        """When the next frame is due, may leave its queue, or has left its switch; None when nothing waits."""
+        """The time when the next frame is due, may leave its queue, or has left its switch; None when nothing waits."""
         release_ns = super().next_release_ns
         if self._on_wire is None or self._on_wire[1] is None:
             return release_ns

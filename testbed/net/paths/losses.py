@@ -33,12 +33,15 @@ FALLBACK_CONTROL = "reno"  # the substitute, with a note, for congestion control
 
 
 def is_known_control(name: str) -> bool:
-    """Return whether the model knows a congestion control, by name or as FILE.py:NAME."""
+    """Return whether the model knows a congestion-control algorithm, by name or as FILE.py:NAME."""
     return name in CONGESTION_CONTROLS or OWN_FILE.fullmatch(name) is not None
 
 
 def find_control(name: str) -> type[CongestionControl]:
-    """Return a congestion control by name or FILE.py:NAME; FALLBACK_CONTROL if unknown. Raises PluginError."""
+    """Return a congestion-control algorithm by name or FILE.py:NAME; FALLBACK_CONTROL if unknown.
+
+    Raises PluginError.
+    """
     return CONGESTION_CONTROLS.find(name if is_known_control(name) else FALLBACK_CONTROL)
 
 
@@ -152,7 +155,7 @@ class Sent(NamedTuple):
 
     @property
     def there_s(self) -> float:
-        """When the message is complete, as currently known."""
+        """The time when the message is complete, as currently known."""
         return max([self.in_time_s, *(loss.known_s + self.one_way_s for loss in self.losses)])
 
 

@@ -69,7 +69,7 @@ from pathlib import Path
 from testbed.clock import KERNEL_TICK_HZ
 
 Patches = dict[Path, dict[str, str]]
-"""By file: regular expressions and their replacements."""
+"""For each file, regular expressions and their replacements."""
 
 RANDOM_PATCHES: Patches = {
     Path("drivers/char/random.c"): {

@@ -298,7 +298,7 @@ class Sample:
 
 
 class DeliveryRate:
-    """A sampler of one connection's delivery rate, as Linux does for congestion controls (`tcp_rate.c`)."""
+    """A sampler of one connection's delivery rate, as Linux does for congestion-control algorithms (`tcp_rate.c`)."""
 
     def __init__(self) -> None:
         self.delivered = 0

@@ -74,7 +74,7 @@ class LinkQueue:
         self.sent = self.dropped = self.lost = 0
 
     def empty_s(self, size_bytes: int) -> float:
-        """Return the time that a frame takes through an idle link."""
+        """Return the time that a frame takes to cross an idle link."""
         return (size_bytes * self._byte_s if self._held else 0.0) + self._delay_s
 
     def take(self, now_s: float, size_bytes: int) -> float | None:
@@ -128,7 +128,7 @@ class ClassfulLinkQueue:
         self.dropped = 0
 
     def empty_s(self, size_bytes: int) -> float:
-        """Return the time that a frame takes through an idle link."""
+        """Return the time that a frame takes to cross an idle link."""
         return self._wire.empty_s(size_bytes)
 
     def take(self, events: EventQueue, number: int, size_bytes: int, leave: Leave) -> bool:
@@ -160,7 +160,7 @@ class ClassfulLinkQueue:
             self._send_ready(events)
 
     def shift(self, seconds: float) -> None:
-        """Move recorded times back by `seconds`; no frame is waiting."""
+        """Make all recorded times `seconds` earlier. Call this only while no frame is queued."""
         self._wire.shift(seconds)
         self._queues.shift(seconds)
 
@@ -172,7 +172,7 @@ class Place(NamedTuple):
     number: int
 
     def empty_s(self, size_bytes: int) -> float:
-        """Return the time that a frame takes through an idle link."""
+        """Return the time that a frame takes to cross an idle link."""
         return self.line.empty_s(size_bytes)
 
 

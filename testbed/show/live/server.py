@@ -189,7 +189,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(b"not here\n", "text/plain", HTTPStatus.NOT_FOUND)
 
     def _authorised_request(self) -> tuple[str, dict[str, list[str]]] | None:
-        """Return the requested path and query if token and host are right; None otherwise."""
+        """Return the requested path and query if the token and the host are valid; None otherwise."""
         page = self.server.page
         hosts = {f"{name}:{page.port}" for name in (LOOPBACK, "localhost")}
         address = urlsplit(self.path)

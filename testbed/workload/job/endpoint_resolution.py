@@ -142,7 +142,10 @@ def resolve_endpoints(
 
 
 def software_of(spec: TransportSpec, scale: Scale) -> Software:
-    """Return the protocol, and its modelled cost if software takes no real time; raise PluginError on failure."""
+    """Return the protocol and, where software takes no time on the clock, its modelled software cost.
+
+    Raises PluginError if a plug-in does not load.
+    """
     modelled = modelled_software(spec, scale)
     if clock_here() == "free":
         return modelled

@@ -129,7 +129,7 @@ class PlanBuilder:
         stream: str = COMPUTE,
         kind: str = "compute",
     ) -> Mark:
-        """Add a computation; `kind` is one of COMPUTING, under which results and figures show it."""
+        """Add a computation; `kind`, one of COMPUTING, is the category under which results and figures list it."""
         if kind not in COMPUTING:
             raise PlanProblem(where=name, got=f"kind {kind}", expected=f"one of: {', '.join(COMPUTING)}")
         seconds = self.request.seconds(duration)

@@ -203,7 +203,7 @@ class Schedule:
 
     @cached_property
     def passed_on(self) -> tuple[Mapping[Action, int], ...]:
-        """By rank, its actions whose result a stage of another rank needs, with that stage."""
+        """For each rank, its actions whose result another rank's stage needs, mapped to that stage."""
         found: list[dict[Action, int]] = []
         for rank, order in enumerate(self.orders):
             targets = [(action, next_stage(action, len(self.owners))) for action in order]
@@ -212,7 +212,7 @@ class Schedule:
 
     @cached_property
     def arrivals(self) -> tuple[Sequence[tuple[Action, int]], ...]:
-        """By rank, the other ranks' actions whose result one of its stages needs, in order, with that stage."""
+        """For each rank, (action, stage) in order: another rank's action, and the local stage that needs its result."""
         found: tuple[list[tuple[Action, int]], ...] = tuple([] for _ in self.orders)
         for passed_on in self.passed_on:
             for action, target in passed_on.items():

@@ -129,7 +129,7 @@ class GenerationCosts:
         return dimensions(self.spec.model).n_layers
 
     def cache_bytes(self, tokens: int) -> float:
-        """Return the bytes of keys and values of this many tokens, over all layers."""
+        """Return the KV-cache size of this many tokens in bytes, over all layers."""
         return float(tokens * self.layers * key_value_dim(self.spec.model) * self.itemsize)
 
     def activation_bytes(self, tokens: int) -> int:

@@ -113,7 +113,7 @@ class RdmaTransport(ControlledMesh[RdmaPair]):
 
     @property
     def registered(self) -> int:
-        """How often memory had to be registered with the NIC."""
+        """The number of times that memory had to be registered with the NIC."""
         return self._regions.registered
 
     # ---- setup of a pair

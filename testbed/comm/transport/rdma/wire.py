@@ -79,11 +79,11 @@ MESSAGE, ANNOUNCE, ASK, REFUSE, DISCARD = 1, 2, 3, 4, 5
 class Frame(NamedTuple):
     """A frame header.
 
-    - MESSAGE: a whole message of `tag`; its payload follows.
-    - ANNOUNCE: a receive of `tag` for `length` bytes, to be written to `address` with `key` as slot `slot`.
-    - ASK: a message of `tag` and `length` waits for its receive.
-    - REFUSE: the message for `slot` has another `length`.
-    - DISCARD: the message of `tag` that asked is not wanted.
+    - MESSAGE: a whole message with `tag`; its payload follows.
+    - ANNOUNCE: a posted receive for `tag` and `length` bytes, to be written to `address` with `key` as slot `slot`.
+    - ASK: a message with `tag` and `length` is waiting for a matching receive.
+    - REFUSE: the message for `slot` has a different length, given in `length`.
+    - DISCARD: the message with `tag` announced by an ASK is not wanted.
 
     `announced` is the number of receives that the sender of a MESSAGE or ASK knows of. In an ANNOUNCE, it is the
     receive's own number.

@@ -1,8 +1,8 @@
 """Execution of one rank: runs the unmodified script through its steps, and writes the last step to a file.
 
 Ranks really exchange the Python objects that they send each other before they train, such as shapes between stages.
-Every rank runs by itself, so objects go through files; a rank that waits for another's object reports this to the
-runner.
+Every rank runs as a separate process, so objects go through files; a rank that waits for another's object reports this
+to the runner.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Models of congestion controls: each gives its window size under packet loss.
+"""Models of congestion-control algorithms: each gives its window size under packet loss.
 
 Each registers under its kernel name in its own module. For user-defined ones see
 docs/how-to/plugins/congestion-controls.md.

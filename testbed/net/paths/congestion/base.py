@@ -1,4 +1,4 @@
-"""The interface of a congestion control model: a response function, the window's growth, and loss recovery."""
+"""The interface of a congestion-control model: a response function, the window's growth, and loss recovery."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class WholeGrowth(Growth):
 
 
 class CongestionControl(ABC):
-    """A TCP congestion control, as the model of a step sees it."""
+    """A TCP congestion-control algorithm, as the model of a step sees it."""
 
     window: ClassVar[type[Growth] | None] = None
     """The growth of a connection's window from its first packet on; None to use the average window throughout."""
@@ -111,4 +111,4 @@ CONGESTION_CONTROLS: Registry[type[CongestionControl]] = Registry(
     "testbed.congestion_controls",
     derived_from(CongestionControl),
 )
-"""The modelled congestion controls, by their kernel names: `@CONGESTION_CONTROLS.register("reno")`."""
+"""The modelled congestion-control algorithms, by their kernel names: `@CONGESTION_CONTROLS.register("reno")`."""

@@ -38,7 +38,7 @@ class WindowUse:
             self.is_full, self._most, self._until = full, in_flight, until
 
     def allows_slow_start(self, window: float) -> bool:
-        """Whether a window in slow start may grow: it was full, or more than half used."""
+        """Return whether a window in slow start may grow: it was full, or more than half used."""
         return self.is_full or window < 2 * self._most
 
     def shift(self, seconds: float) -> None:

@@ -268,7 +268,7 @@ def _read_metadata(attributes: Mapping[str, object]) -> tuple[str | None, str]:
 
 NAME = "job"
 Times = Sequence[Sequence[tuple[float, float]]]
-"""Of every rank's nodes: when each began, and how long it took, in seconds."""
+"""For each rank, the start time and the duration of its nodes, in seconds."""
 
 
 def write_job(trace: JobTrace, folder: Path, name: str = NAME, times: Times | None = None) -> list[Path]:

@@ -1,4 +1,4 @@
-"""Congestion controls of the datagram transport, by the names that scenarios use."""
+"""Congestion-control algorithms of the datagram transport, by the names that scenarios use."""
 
 from testbed.comm.transport.datagram.controls.aimd import Aimd
 from testbed.comm.transport.datagram.controls.base import MIN_WINDOW_PACKETS, Control, Limits, Window
