@@ -1,5 +1,4 @@
-"""The work of ranks in a step: a model to train, a recorded job, requests to serve, or bare collectives and
-messages."""
+"""The work of ranks in a step: training, a recorded job, requests to serve, or bare collectives and messages."""
 
 from __future__ import annotations
 

@@ -131,7 +131,7 @@ def then(first: Plan, *others: Plan) -> Plan:
 
 
 def first_rounds(plan: Plan, most: int) -> Plan:
-    """Return the plan cut off after the first `most` rounds of each channel, which leaves the result incomplete."""
+    """Return the plan cut off after the first `most` rounds of each channel; its result is incomplete."""
 
     def truncate(stages: tuple[Stage, ...]) -> tuple[Stage, ...]:
         found, left = [], most

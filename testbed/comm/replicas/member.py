@@ -172,7 +172,7 @@ class Client:
         self._closing = True
 
     def close(self) -> None:
-        """Close the connection, which ends this incarnation for the coordinator."""
+        """Close the connection; for the coordinator, this ends the incarnation."""
         self.freeze()
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)

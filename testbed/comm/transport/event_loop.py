@@ -138,7 +138,7 @@ class EventLoop:
 
 
 def set_timer_slack() -> None:
-    """Make the kernel wake this thread on time rather than up to 50 us late, which is the default.
+    """Make the kernel wake this thread on time rather than up to 50 us late (the default).
 
     When a thread waits on sockets, the kernel may add a further 0.1 % of the timeout as slack, except for real-time
     processes. In a guest, where computing takes no time, the real-time class delays no other process.

@@ -85,7 +85,7 @@ class ProcessGroupBase(dist.ProcessGroup):  # type: ignore[misc]
 
     @property
     def supports_coalescing(self) -> bool:
-        """False: coalesced operations start one by one, in order, which is equivalent here."""
+        """Return False: coalesced operations start one by one, in order, with the same effect."""
         return False
 
     def _get_backend(self, device: torch.device) -> ProcessGroupBase:

@@ -56,7 +56,7 @@ class StallWatch:
         self.settled = False
 
     def began(self, variant: str, trial: int, start_s: float) -> None:
-        """Record the start of a step, which ends the previous one."""
+        """Record the start of a step, and with it the end of the previous one."""
         if self._now is not None:
             before, _, began_s = self._now
             self._record_duration(before, start_s - began_s)

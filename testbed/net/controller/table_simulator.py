@@ -147,7 +147,7 @@ class Network:
         return PacketTrace(tuple(hops), tuple(delivered), looped=False, dscps=tuple(dscps))
 
     def cut(self, end: Port) -> None:
-        """Cut a wire, which takes down the ports at both ends."""
+        """Cut a wire and so take down the ports at both ends."""
         for dpid, port in (end, self._wires[end]):
             self.switches[dpid].down.add(port)
 

@@ -21,7 +21,7 @@ Hop = tuple[str, str]  # (building, next building)
 def find_pause_cycle(topology: Topology) -> list[str]:
     """Return the buildings of a pause cycle on the least-delay paths, with the first repeated at the end.
 
-    The list is empty if there is no cycle. Within a building packets go up and then down, which makes no cycle.
+    The list is empty if there is no cycle. Within a building packets go up and then down, so they form no cycle.
     """
     directions = [direction for link in topology.wan for direction in link.directions]
     pausing: set[Hop] = {(here, there) for here, there, direction in directions if direction.pause}

@@ -120,7 +120,7 @@ def _list_folder(folder: Path) -> list[Path]:
 OLDEST_VERSION = (6, 1)
 """The oldest tested version; time travel itself is older."""
 SECCOMP_SINCE = (6, 16)
-"""From this version on the kernel can intercept system calls with seccomp instead of ptrace, which is faster."""
+"""From this version on the kernel can intercept system calls with seccomp, which is faster than ptrace."""
 NEWEST_TESTED_VERSION = (7, 3)
 
 

@@ -96,7 +96,7 @@ def patches_for(version: tuple[int, ...]) -> Patches:
 
 
 def _copy(tree: Path, target: Path) -> Path:
-    """Copy a tree with hard links, which takes a second, or with copies if that fails."""
+    """Copy a tree with hard links (this takes a second), or with copies if that fails."""
     for options in ("-al", "-a"):
         command = ["cp", options, str(tree), str(target)]
         if subprocess.run(command, capture_output=True, check=False).returncode == 0:

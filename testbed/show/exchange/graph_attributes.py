@@ -289,7 +289,7 @@ def _split(value: Any) -> tuple[float | None, str]:
 
 EARTH_KM = 6371.0
 _ROUNDED_KM = 2.0
-"""The largest amount by which rounded city positions may be nearer to each other than the real ones."""
+"""The distance in km by which rounded city positions may be nearer to each other than the real ones."""
 _ROUNDED_SHARE = 0.05
 _MOST_DETOUR = 4.0
 _MOST_DETOUR_KM = 50.0

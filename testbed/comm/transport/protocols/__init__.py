@@ -20,7 +20,7 @@ class MessageProtocol(ABC):
     """Whether the model of a step knows its cost; if not, predictions say so."""
 
     copies: ClassVar[bool] = False
-    """Whether the device copies each byte at both ends, which costs time per byte and slows computation."""
+    """Whether the device copies each byte at both ends. Copying costs time per byte and slows computation."""
 
     registers: ClassVar[bool] = False
     """Whether messages go directly from and into ranks' arrays, which must be registered."""

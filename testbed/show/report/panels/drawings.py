@@ -17,7 +17,7 @@ Draw = Callable[[RunData, JsonObject], Markup | None]
 
 
 def _register(name: str, kind: str, draw: Draw, *, of_variant: bool = False) -> None:
-    """Register a drawing as a panel; `kind` is the name of the class, which is also its heading."""
+    """Register a drawing as a panel; `kind` is the name of the class and the heading of the panel."""
     PANELS.register(name)(type(kind, (Panel,), {"draw": staticmethod(draw), "of_variant": of_variant}))
 
 

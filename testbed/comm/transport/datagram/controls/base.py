@@ -1,5 +1,4 @@
-"""Congestion-control algorithms: how much a sender may have in flight, and at what rate it may send. No sockets, no
-clock.
+"""Congestion-control algorithms: how much a sender may have in flight, and how fast it may send. No sockets, no clock.
 
 A window counts packets of one size, from their sending to the first feedback. Subclasses change `window_packets` and
 `rate_bps` on feedback.
