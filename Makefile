@@ -12,7 +12,7 @@ OWNER := $(shell stat -c %u .)
 CLEANLY := env PYTHONDONTWRITEBYTECODE=1
 AS_ROOT := $(if $(filter 0,$(UID)),,sudo) $(if $(filter 0,$(OWNER)),,$(CLEANLY))
 HASH := \#
-# One worker more than cores, because some tests wait.
+# One more worker than cores, because some tests wait.
 AT_ONCE := -n $(shell echo $$(( $$(nproc) < 4 ? $$(nproc) + 1 : 4 )))
 # Tests whose figures do not depend on the machine's load.
 SIDE_BY_SIDE := $(AT_ONCE)
@@ -70,7 +70,7 @@ lint: environment ## ruff, mypy, the import order of packages
 unit: environment ## tests that need no root; of one package: make unit ROOM=comm
 	$(AS_OWNER) $(BIN)/python -m pytest $(REPORT) $(SIDE_BY_SIDE) tests/unit$(if $(ROOM),/$(ROOM))
 
-thorough: environment ## tests marked thorough; minutes
+thorough: environment ## tests marked thorough; takes minutes
 	@tools/bootstrap site
 	$(AS_OWNER) $(BIN)/python -m pytest -q -m thorough $(SIDE_BY_SIDE) tests/unit
 	$(AS_ROOT) $(BIN)/python -m pytest -q -p no:cacheprovider -m thorough tests/net
@@ -87,22 +87,22 @@ net-quiet: setup
 		-m 'quiet and not thorough' tests/net
 
 ifeq ($(shell uname -m),x86_64)
-test-virtual: virtual ## tests under the virtual clock, as an ordinary user where that can be
+test-virtual: virtual ## tests under the virtual clock, as an ordinary user where possible
 	$(AS_ROOT) $(BIN)/python -m pytest $(REPORT) -p no:cacheprovider --durations=12 $(GUESTS) tests/virtual
 else
 test-virtual:
 	@echo 'not tested: the virtual clock, whose kernel runs on x86-64 only'
 endif
 
-test-vagrant: environment ## tests in a machine of Vagrant's, on libvirt, as root; an hour where QEMU must emulate
+test-vagrant: environment ## tests in a Vagrant machine, on libvirt, as root; takes an hour without KVM
 	@tools/bootstrap vagrant
 	$(AS_ROOT) $(BIN)/python -m pytest -p no:cacheprovider -v -m vagrant tests/vagrant
 
-test-machines: setup ## tests of a network over two machines, which are namespaces of this one, as root; minutes
+test-machines: setup ## tests of a network over two machines, which are namespaces of this one, as root; takes minutes
 	@tools/bootstrap machines
 	$(AS_ROOT) $(BIN)/python -m pytest $(REPORT) -p no:cacheprovider -v -m machines tests/machines
 
-lock: environment ## lock the Python packages again; UPGRADE=1 takes the newest versions
+lock: environment ## regenerate the lock file of the Python packages; UPGRADE=1 takes the newest versions
 	@tools/lock $(if $(UPGRADE),--upgrade)
 
 charts: ## rebuild the live page's charts from locked packages; needs npm

@@ -40,7 +40,7 @@ class AllocationSpec(StrictModel):
     busy: Fraction = 0.0
     """Share of all hosts that other jobs occupy, drawn with the seed."""
     busy_unit: Annotated[str, choice("a unit", (HOSTS, RACKS))] = HOSTS
-    """Whether other jobs occupy single hosts or whole racks."""
+    """The unit that other jobs occupy: single hosts or whole racks."""
 
     def checks(self) -> Iterator[Finding]:
         """Check that a zone has whole racks, and a building whole zones."""

@@ -107,7 +107,7 @@ class Scenario(StrictModel):
     allocation: AllocationSpec | None = None
     """How a scheduler places the ranks on hosts, in place of `hosts`."""
     workload: WorkloadSpec
-    """What every rank computes and communicates in a step."""
+    """The computation and communication of every rank in a step."""
     algorithms: tuple[Annotated[str, algorithm("all_reduce")], ...] = ("ring",)
     """All-reduce algorithms, by name or as FILE.py:NAME. Each one is run as a variant."""
     # not validated: policies live in a higher layer and are looked up when a scenario is read
@@ -129,7 +129,7 @@ class Scenario(StrictModel):
     failures: tuple[FailureSpec, ...] = ()
     """Random processes that make components fail repeatedly, in addition to `events`."""
     telemetry: TelemetrySpec = TelemetrySpec()
-    """What to record in addition to the ranks' own times."""
+    """Measurements to record in addition to the ranks' own times."""
     variants: Annotated[Mapping[str, Mapping[str, Any]] | None, _VARIANTS] = None
     """The variants to compare, by name. Each maps `--set` paths to the values that differ from this scenario, such as
     {policy: te} or {topology.wan.0.queue: 1 MiB}. Trials are interleaved; each has its own network and its own seed.

@@ -80,7 +80,7 @@ class ProcessGroupBase(dist.ProcessGroup):  # type: ignore[misc]
 
     @property
     def supports_splitting(self) -> bool:
-        """False: new groups are always made from scratch."""
+        """Return False: new groups are always made from scratch."""
         return False
 
     @property

@@ -234,7 +234,7 @@ class LossyDatagrams:
 
     @property
     def simulates_window(self) -> bool:
-        """Whether windows are simulated: never, they are averages."""
+        """False: windows are averages and never simulated."""
         return False
 
     @property

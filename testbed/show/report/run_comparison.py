@@ -104,7 +104,7 @@ class Comparison:
 
     @property
     def words(self) -> str:
-        """Whether the samples are equal and, if not, the possible causes."""
+        """A text that says whether the samples are equal and, if not, the possible causes."""
         if self.identical:
             return "The samples are identical to the last byte."
         if self.suspects is None:

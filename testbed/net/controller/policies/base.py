@@ -55,7 +55,7 @@ class Policy(ABC):
     """
 
     replan = False
-    """Whether to compute the policy again, without the links that are down, when a link goes down or comes up."""
+    """Whether the policy is computed again, without the links that are down, when a link goes down or comes up."""
 
     known_options: tuple[str, ...] = ()
     """The names of the options that the policy accepts."""
