@@ -39,10 +39,15 @@ def _environment() -> Iterator[str]:
     yield str(_PACKAGE)
 
 
+def _code_files() -> list[Path]:
+    """Return the testbed's sources, with those in C: the model of flows stands in them alone."""
+    return sorted(file for file in _PACKAGE.rglob("*") if file.suffix in {".py", ".c", ".h"})
+
+
 def _texts(scenario: str) -> Iterator[str]:
     own = {Path(name) for name in OWN_FILE.findall(scenario)}
     calibration = file_in_use()
-    for file in (*sorted(_PACKAGE.rglob("*.py")), *sorted(own), *([calibration] if calibration else [])):
+    for file in (*_code_files(), *sorted(own), *([calibration] if calibration else [])):
         yield str(file)
         yield file.read_text() if file.exists() else ""
 
@@ -65,7 +70,7 @@ def worker_identity() -> Mapping[str, str]:
 
 @lru_cache(maxsize=1)
 def _code() -> str:
-    files = ((str(file.relative_to(_PACKAGE)).encode(), file) for file in sorted(_PACKAGE.rglob("*.py")))
+    files = ((str(file.relative_to(_PACKAGE)).encode(), file) for file in _code_files())
     return _digest(b"".join(name + b"\0" + file.read_bytes() + b"\0" for name, file in files))
 
 

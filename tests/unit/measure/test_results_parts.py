@@ -102,3 +102,19 @@ def test_the_name_changes_with_all_that_a_record_depends_on(
     other = record_key(scenario, ["6.1"])
     (code / "module.py").write_text("pass  # changed")
     assert record_key(scenario, ["6.1"]) != other
+
+
+@pytest.mark.parametrize("name", ["module.py", "engine.c", "fluid.h"])
+def test_keys_of_records_and_workers_change_with_every_source(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(identity, "_PACKAGE", tmp_path)
+    found = []
+    for text in ("one", "two"):
+        (tmp_path / name).write_text(text)
+        identity._code.cache_clear()
+        found.append((record_key("", []), identity.worker_identity()["testbed"]))
+    identity._code.cache_clear()
+    (record, worker), (other_record, other_worker) = found
+    assert record != other_record
+    assert worker != other_worker
