@@ -19,7 +19,7 @@ from itertools import accumulate, count
 from typing import Any, NamedTuple
 
 from testbed.net.paths.network import PartShares
-from testbed.prediction.compiled.build import library
+from testbed.prediction.compiled.library import load_library
 from testbed.prediction.events import EventQueue
 from testbed.spec.link_direction import QueueClass
 
@@ -90,7 +90,7 @@ class Fluid:
         columns = [array(kind, [own[place] for own in classes]) for place, kind in enumerate("iidd")]
         arrays: list[array[Any]] = [array("d", self._rates), array("d", self._queues), *columns]
         rates, queues, *shares = map(_address, arrays)
-        flows: int = library().fluid_new(len(self._part), rates, queues, len(classes), *shares)
+        flows: int = load_library().fluid_new(len(self._part), rates, queues, len(classes), *shares)
         weakref.finalize(self, _free, flows, arrays).atexit = False
         return flows
 
@@ -98,7 +98,7 @@ class Fluid:
         """Continue on another event queue, from its start, with nothing in flight."""
         self._events = events
         if self._connections:
-            library().fluid_update(self._flows, events.now_s)
+            load_library().fluid_update(self._flows, events.now_s)
 
     def send(
         self,
@@ -125,7 +125,7 @@ class Fluid:
         connection = self._connections.get(key) or self._connect(key, paths, burst_bytes)
         tag = next(self._tags)
         self._sent[tag] = sent
-        self.busy = library().fluid_send(
+        self.busy = load_library().fluid_send(
             self._flows,
             connection.number,
             size_bytes,
@@ -148,7 +148,7 @@ class Fluid:
             array("i", parts),
             array("d", [load for path in paths for load in path.values()]),
         )
-        number = library().fluid_connect(
+        number = load_library().fluid_connect(
             self._flows, queue_bytes, burst_bytes, len(paths), *map(_address, arrays)
         )
         connection = self._connections[key] = _Connection(number, queue_bytes)
@@ -165,33 +165,33 @@ class Fluid:
         data that was queued before it.
         """
         connection = self._connections.get(key) or self._connect(key, paths)
-        ahead_s: float = library().fluid_ahead_s(
+        ahead_s: float = load_library().fluid_ahead_s(
             self._flows, connection.number, size_bytes, self._events.now_s
         )
         return ahead_s
 
     def leaves_s(self) -> float:
         """Return the time when the next message has left; infinity if nothing flows."""
-        leaves_s: float = library().fluid_leaves_s(self._flows)
+        leaves_s: float = load_library().fluid_leaves_s(self._flows)
         return leaves_s
 
     def leave(self) -> None:
         """Complete the messages that have left."""
         flows = self._flows
-        for which in range(library().fluid_find_gone(flows, self._events.now_s)):
-            self._sent.pop(library().fluid_complete(flows, which))()
-        self.busy = library().fluid_busy(flows)
+        for which in range(load_library().fluid_find_gone(flows, self._events.now_s)):
+            self._sent.pop(load_library().fluid_complete(flows, which))()
+        self.busy = load_library().fluid_busy(flows)
 
     def fair_rates(self, paths: Sequence[PartShares]) -> list[float]:
         """Return the max-min fair rates of these paths alone, in bytes per second, on a so far unused network."""
         self._connect(None, paths)
         rates = array("d", bytes(8 * len(paths)))
-        library().fluid_fair_rates(self._flows, _address(rates))
+        load_library().fluid_fair_rates(self._flows, _address(rates))
         return rates.tolist()
 
 
 def _free(flows: int, _arrays: object) -> None:
-    library().fluid_free(flows)
+    load_library().fluid_free(flows)
 
 
 def _address(values: array[Any]) -> int:

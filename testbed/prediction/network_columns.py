@@ -20,7 +20,7 @@ from testbed.plugins import is_file_name
 from testbed.prediction.channels import split_by_hop
 from testbed.prediction.collective_flow import isolated_key, software_part
 from testbed.prediction.collective_messages import SizedStage, list_messages
-from testbed.prediction.compiled.build import COLUMN_TYPES, as_columns
+from testbed.prediction.compiled.library import COLUMN_TYPES, as_columns
 from testbed.prediction.fluid import held_bytes
 from testbed.workload.plan import GroupCollective, JobPlan
 from testbed.workload.plan_columns import row_offsets

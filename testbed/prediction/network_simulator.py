@@ -22,7 +22,7 @@ from testbed.prediction.collective_flow import (
     isolated_plan,
     isolated_software,
 )
-from testbed.prediction.compiled.build import Step, as_columns, library
+from testbed.prediction.compiled.library import Step, as_columns, load_library
 from testbed.prediction.network_columns import BOXES, PARTS, NetworkColumns, connection_columns, is_plain
 from testbed.workload.plan import GroupCollective, JobPlan
 from testbed.workload.plan_columns import Figures, PatternColumns, PlanColumns, columns_of, row_offsets
@@ -101,7 +101,7 @@ def play(
     begun_s, ended_s, worked_s = np.zeros(many), np.zeros(many), np.zeros(len(plan.ranks))
     burst_bytes = np.zeros(1)
     most_steps = (own.ctypes.data for own in (begun_s, ended_s, worked_s, burst_bytes))
-    if library().play(ctypes.byref(step), *most_steps) != PLAYED:
+    if load_library().play(ctypes.byref(step), *most_steps) != PLAYED:
         return None
     return Outcome(columns, begun_s, ended_s, worked_s, float(burst_bytes[0]))
 

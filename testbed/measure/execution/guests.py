@@ -28,7 +28,7 @@ from testbed.net.errors import VirtualClockError
 from testbed.net.virtual.guest import GUEST_PROGRAMS, Guest, GuestExit, GuestSettings, list_idlest_cores
 from testbed.net.virtual.kernel_image import KernelImage, find_image
 from testbed.prediction import calibration
-from testbed.prediction.compiled import build
+from testbed.prediction.compiled import library
 from testbed.prediction.executors.dask_cluster import Cluster
 from testbed.spec.scale import Scale
 from testbed.spec.scenario import Scenario
@@ -148,7 +148,7 @@ def _run_guest(
         "testbed.measure.execution.guest_entry",
         str((folder / "task.json").resolve()),
     ]
-    environment = {"PYTHONPATH": str(CHECKOUT), **calibration.environment(), **build.environment()}
+    environment = {"PYTHONPATH": str(CHECKOUT), **calibration.environment(), **library.environment()}
     try:
         ended = guest.run(command, CHECKOUT, environment, on_output, errors.append, lambda: meanwhile(guest))
     except VirtualClockError as error:

@@ -42,7 +42,7 @@ from testbed.net.links.pause import PAUSE_ENGINE
 from testbed.net.links.setup import soft_roce_obstacle
 from testbed.net.virtual.guest import STALL_TIMEOUT_S
 from testbed.net.virtual.kernel_image import find_image
-from testbed.prediction.compiled.build import library
+from testbed.prediction.compiled.library import load_library
 from testbed.prediction.dry_run import workloads_of
 from testbed.prediction.executors import Executor
 from testbed.prediction.executors.dask_cluster import Cluster
@@ -150,7 +150,7 @@ def prepare(request: Request) -> PreparedRun:
         VirtualClockError: If the virtual clock's kernel is missing.
         NoCompilerError: If the model, with which the verdict compares steps, cannot be compiled.
     """
-    library()
+    load_library()
     check_clock(request.clock)
     refuse_existing(request.output)
     if request.machines and request.clock == "virtual":

@@ -17,7 +17,7 @@ from testbed.comm.transport import Software
 from testbed.net.paths.network import Network
 from testbed.net.paths.network import Path as Way
 from testbed.prediction import simulation as preparing
-from testbed.prediction.compiled import build
+from testbed.prediction.compiled import library
 from testbed.prediction.network_columns import NetworkColumns, call_of
 from testbed.prediction.network_simulator import NetworkSimulator, Outcome, play
 from testbed.prediction.simulation import PreparedStep, play_cached, simulate
@@ -208,9 +208,9 @@ def test_what_is_out_of_the_ordinary_is_left_to_python(more: Mapping[str, object
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Where nothing is kept yet."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    build.library.cache_clear()
+    library.load_library.cache_clear()
     yield tmp_path
-    build.library.cache_clear()
+    library.load_library.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -231,7 +231,7 @@ def test_without_a_compiler_the_error_says_what_to_install(
     monkeypatch.setattr(preparing, "_known", {})
     for prediction in (lambda: play_cached(step), step.play):
         with pytest.raises(
-            build.NoCompilerError, match=rf"got .*{got}.*, expected a C compiler(.|\n)*apt install"
+            library.NoCompilerError, match=rf"got .*{got}.*, expected a C compiler(.|\n)*apt install"
         ):
             prediction()
     assert not list(elsewhere.rglob("flows-*"))
@@ -243,25 +243,25 @@ def test_without_a_cache_it_is_compiled_for_this_process_alone(
     monkeypatch.setenv("XDG_CACHE_HOME", "/sys")  # not even root can make a folder there
     step = step_of((2, 2, 2, 1, 1), {})
     assert step.play().spans == step.play().spans
-    assert build.environment() == {}
-    assert not Path(build.library()._name).exists()
+    assert library.environment() == {}
+    assert not Path(library.load_library()._name).exists()
 
 
 def test_another_process_is_told_where_the_library_is(
     elsewhere: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    environment = build.environment()
-    build.library.cache_clear()
+    environment = library.environment()
+    library.load_library.cache_clear()
     monkeypatch.setenv("PATH", "")
     monkeypatch.setenv("XDG_CACHE_HOME", "/sys")
     monkeypatch.setenv(*environment.popitem())
-    assert Path(build.library()._name).is_relative_to(elsewhere)
+    assert Path(library.load_library()._name).is_relative_to(elsewhere)
 
 
 def test_it_is_compiled_once(elsewhere: Path) -> None:
-    build.library()
+    library.load_library()
     (kept,) = elsewhere.rglob("*.so")
     made_ns = kept.stat().st_mtime_ns
-    build.library.cache_clear()
-    build.library()
+    library.load_library.cache_clear()
+    library.load_library()
     assert kept.stat().st_mtime_ns == made_ns

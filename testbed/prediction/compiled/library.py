@@ -81,7 +81,7 @@ _FUNCTIONS: Mapping[str, tuple[type | None, tuple[type, ...]]] = {
 
 
 @lru_cache(1)
-def library() -> ctypes.CDLL:
+def load_library() -> ctypes.CDLL:
     """Return the loaded library; raise NoCompilerError if it cannot be compiled."""
     try:
         loaded = _load(library_name())
@@ -103,7 +103,7 @@ def environment() -> dict[str, str]:
 
     A guest's home is root's, which the guest's user need not be able to read. Raises NoCompilerError.
     """
-    file = library()._name
+    file = load_library()._name
     return {VARIABLE: file} if Path(file).exists() else {}
 
 
