@@ -107,8 +107,7 @@ def guest_memory(topology: Topology, ranks: int, gradient_bytes: float) -> int:
     in_flight_bytes = sum(
         direction.rate_bps / 8 * direction.delay_s
         + min(direction.queue_bytes, direction.rate_bps / 8 * direction.delay_s)
-        for link in topology.wan
-        for direction in (link.a_to_b, link.b_to_a)
+        for direction in topology.wan_directions
     )
     needed = GUEST_BYTES + len(topology.hosts) * GUEST_HOST_BYTES + ranks * GUEST_RANK_BYTES
     needed += int(2 * ranks * gradient_bytes + 2 * min(in_flight_bytes, ranks * gradient_bytes))
